@@ -13,19 +13,8 @@ from pathlib import Path
 import pytest
 
 PACKAGE = Path(__file__).parent.parent / "src" / "artbp"
-LAYERS = [
-    "_version",
-    "_tree",
-    "laws",
-    "_link",
-    "truncation",
-    "_backprop",
-    "ops",
-    "nn",
-    "estimators",
-    "diagnostics",
-    "data",
-]
+CORE = ["_version", "_tree", "_law", "laws", "_link", "truncation", "_replay", "_backprop"]
+LAYERS = [*CORE, "ops", "nn", "estimators", "diagnostics", "data"]
 LEAVES = ["train", "experiments"]  # import the layers and the package itself, and ignore each other
 ENTRIES = ["cli", "__main__", "__init__"]  # import whatever they show
 PEERS = "estimators"  # its modules ignore each other, apart from those whose name begins with an underscore
