@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -52,10 +53,11 @@ class Law(ABC):
     @property
     def variance(self) -> float:
         """The variance of the length; infinite where it is (memory, not the gradient, is what it makes unsteady)."""
-        survival = self._survival_until_negligible("variance", weight=2)
-        n = np.arange(len(survival))
-        mean = survival.sum()
-        return float((2 * n + 1) @ survival - mean**2)
+
+        def head(survival: Array) -> float:
+            return float((2 * np.arange(len(survival)) + 1) @ survival)
+
+        return self._summed("variance", 2, head) - self.mean**2
 
     def survival(self, n: Any) -> Any:
         """P(length > n)."""
@@ -142,24 +144,34 @@ class Law(ABC):
 
     def _mean_in_blocks(self, block: int) -> float:
         """The mean of the length rounded up to a multiple of `block`: block · Σ S(m · block)."""
-        return float(block * self._survival_until_negligible("mean", weight=1)[::block].sum())
 
-    def _survival_until_negligible(self, moment: str, weight: int) -> Array:
-        """S(0), S(1), … up to where the rest of the sum no longer shows."""
-        last = 1024
-        while True:
+        def head(survival: Array) -> float:
+            return float(block * survival[::block].sum())
+
+        return self._summed("mean", 1, head, block)
+
+    def _summed(self, moment: str, power: int, head: Callable[[Array], float], block: int = 1) -> float:
+        """A sum over the survival, of order n^(power-1) · S(n), to where it no longer changes.
+
+        What lies beyond the last age is an integral, of S(n) ~ n^-index with the index of the last octave.
+        """
+        total, last = math.nan, 1024 * block
+        while last <= _LONGEST_TABLE:
             survival = self._survival(np.arange(last + 1.0))
-            # With a hazard of at least h from here on, the rest is below S/h (S·(n + 1/h)·2/h for the second moment).
-            hazard = self._hazards(last).min(where=np.arange(last) >= last // 2, initial=1.0)
-            rest = survival[-1] * (2 * last / max(hazard, 1e-300)) ** (weight - 1) / max(hazard, 1e-300)
-            if rest <= 1e-14 * survival.sum():
-                return survival
-            if last >= _LONGEST_TABLE:
-                raise ValueError(
-                    f"the {moment} of {self!r} cannot be summed: after {last:,} steps a segment still goes on with "
-                    f"probability {survival[-1]:.2g}. Define `{moment}` on the law as a property, from its formula."
-                )
+            end, before = float(survival[-1]), total
+            total = head(survival[:-1])
+            if end == 0:
+                return total
+            index = math.log2(survival[last // 2] / end)
+            if index > power:
+                total += end * (power * last**power / (index - power) + last ** (power - 1) * block / 2)
+            if abs(total - before) <= 1e-9 * total and index > power:
+                return total
             last *= 4
+        raise ValueError(
+            f"the {moment} of {self!r} cannot be summed: after {last // 4:,} steps a segment still goes on with "
+            f"probability {end:.2g}, too slowly less. Define `{moment}` on the law as a property, from its formula."
+        )
 
 
 class _Foreign(Law):

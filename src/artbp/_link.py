@@ -8,6 +8,7 @@ from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
+from torch.autograd import forward_ad
 
 from artbp import _tree
 
@@ -113,9 +114,8 @@ class _Link(torch.autograd.Function):
 
     @staticmethod
     def forward(factor: Factor, dim: int, *leaves: Tensor) -> tuple[Tensor, ...]:
-        # The outputs share the inputs' storage. Where an input is a leaf (a learned initial state), an in-place
-        # operation on the output would rewrite a parameter unseen: that one alone is copied.
-        return tuple([leaf.clone() if leaf.is_leaf and leaf.requires_grad else leaf.detach() for leaf in leaves])
+        # Views: no copy, and torch refuses an in-place operation on them, which would undo the link or rewrite a leaf.
+        return tuple([leaf.view_as(leaf) for leaf in leaves])
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
@@ -137,7 +137,11 @@ class _Link(torch.autograd.Function):
 
 
 class _LinkForwardMode(_Link):
-    """The link with its forward-mode derivative, which torch.compile does not trace."""
+    """The link with its forward-mode derivative: it has to copy, and torch.compile does not trace it."""
+
+    @staticmethod
+    def forward(factor: Factor, dim: int, *leaves: Tensor) -> tuple[Tensor, ...]:
+        return tuple([leaf.clone() for leaf in leaves])
 
     @staticmethod
     def jvp(ctx: Any, *tangents: Tensor | None) -> tuple[Tensor | None, ...]:
@@ -145,13 +149,17 @@ class _LinkForwardMode(_Link):
 
 
 def _apply(factor: Factor, dim: int, *leaves: Tensor) -> tuple[Tensor, ...]:
-    function: Any = _LinkForwardMode
+    function: Any = _Link
     if torch.compiler.is_compiling():
-        function = _Link
-    elif not torch._C._are_functorch_transforms_active():
+        pass
+    elif torch._C._are_functorch_transforms_active() or forward_ad._current_level >= 0:
+        function = _LinkForwardMode
+    elif not torch.is_grad_enabled():
+        return tuple([leaf.detach() for leaf in leaves])
+    else:
         # What `apply` calls in the end; before that it binds the arguments through inspect.signature, which costs more
         # than all else here.
-        function = super(torch.autograd.Function, _LinkForwardMode)
+        function = super(torch.autograd.Function, _Link)
     linked: tuple[Tensor, ...] = function.apply(factor, dim, *leaves)
     return linked
 

@@ -109,7 +109,8 @@ class Fixed(Law):
         return (n == self.length).astype(np.float64)
 
     def _retention(self, lag: Array) -> Array:
-        return np.asarray(np.clip(1 - lag / self.length, 0.0, 1.0))
+        kept: Array = (1 - lag / self.length).clip(0.0, 1.0)
+        return kept
 
     def _sample(self, shape: tuple[int, ...], generator: torch.Generator) -> Tensor:
         return torch.full(shape, self.length)
