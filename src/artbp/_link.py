@@ -168,9 +168,7 @@ def _scale(gradient: Tensor, factor: Factor, dim: int) -> Tensor:
     """factor · gradient, exactly zero where the factor is."""
     if isinstance(factor, Tensor):
         factor = _broadcast(factor, gradient, dim)
-    if gradient.dtype in _LOW_PRECISION:
-        return _scale_low_precision(gradient, factor)
-    return _product(gradient, factor)
+    return _scale_low_precision(gradient, factor) if gradient.dtype in _LOW_PRECISION else _product(gradient, factor)
 
 
 def _product(gradient: Tensor, factor: Factor) -> Tensor:

@@ -10,11 +10,11 @@ The index convention, once for the whole library
 
     Five steps, worked by hand: lengths 3 and 2 drawn from a law with hazards c(1), c(2), …
 
-    ======  =  ==========  ==========  =  ==========
-    step    0  1           2           3  4
-    age     0  1           2           0  1            steps behind the edge, within the segment
-    link    0  1/(1-c(1))  1/(1-c(2))  0  1/(1-c(1))   on the edge into the step
-    ======  =  ==========  ==========  =  ==========
+    ====  =  ==========  ==========  =  ==========
+    step  0  1           2           3  4
+    age   –  1           2           3  1            of the segment behind the edge
+    link  0  1/(1-c(1))  1/(1-c(2))  0  1/(1-c(1))   on the edge into the step
+    ====  =  ==========  ==========  =  ==========
 
 A law is one function, the hazard :math:`c(a) = P(\text{length} = a \mid \text{length} \ge a)`; everything else follows:
 
@@ -106,7 +106,7 @@ class Fixed(Law):
         return (n < self.length).astype(np.float64)
 
     def _pmf(self, n: Array) -> Array:
-        return (n == self.length).astype(np.float64)
+        return np.asarray(n == self.length, dtype=np.float64)
 
     def _retention(self, lag: Array) -> Array:
         kept: Array = (1 - lag / self.length).clip(0.0, 1.0)
