@@ -6,7 +6,7 @@ import io
 from pathlib import Path
 from typing import Any
 
-import matplotlib as mpl
+import matplotlib.style
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 
@@ -44,7 +44,7 @@ def blank(width: float, height: float) -> Figure:
 
 def styled() -> Any:
     """A context in which figures are drawn and kept."""
-    return mpl.rc_context(STYLE)
+    return matplotlib.style.context(STYLE)
 
 
 def keep(figure: Figure, folder: Path, name: str) -> list[Path]:

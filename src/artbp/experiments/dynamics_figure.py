@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from matplotlib.axes import Axes
@@ -24,7 +25,7 @@ def _draw_agents(axes: Axes, p: int, n: int) -> None:
     positive, negative = _shown(1, p), _shown(p + 1, p + n)
     agents = positive + negative
     axes.axis("off")
-    axes.set(xlim=(-3.0, len(agents) - 0.2), ylim=(-2.0, 2.2))
+    axes.set(xlim=(-3.5, len(agents) - 0.2), ylim=(-2.0, 2.2))
     for x, agent in enumerate(agents):
         if agent is not None:
             _draw_agent(axes, x, agent, agent <= p)
@@ -62,8 +63,8 @@ def _shown(first: int, last: int, room: int = 13) -> list[int | None]:
 
 
 def _arrow(axes: Axes, start: tuple[float, float], end: tuple[float, float], curve: float = 0.0) -> None:
-    look = {"arrowstyle": "-|>", "mutation_scale": 7, "color": GREY, "linewidth": 0.9, "shrinkA": 0, "shrinkB": 0}
-    axes.add_patch(FancyArrowPatch(start, end, connectionstyle=f"arc3,rad={curve}", **look))
+    look: dict[str, Any] = {"arrowstyle": "-|>", "mutation_scale": 7, "color": GREY, "linewidth": 0.9}
+    axes.add_patch(FancyArrowPatch(start, end, connectionstyle=f"arc3,rad={curve}", shrinkA=0, shrinkB=0, **look))
 
 
 def _draw_response(axes: Axes, p: int, n: int, lengths: list[int]) -> None:
@@ -75,7 +76,7 @@ def _draw_response(axes: Axes, p: int, n: int, lengths: list[int]) -> None:
         m[shown <= 0], shown[shown <= 0], facecolor="white", hatch="/////", edgecolor=ORANGE, linewidth=0.8, width=0.72
     )
     axes.axhline(0, color=GREY, linewidth=0.8)
-    axes.set(xlabel="m, steps since the push", xlim=(-0.8, len(shown)), ylim=(min(-0.3, 1.25 * r.min()), 1.45))
+    axes.set(xlabel="m, steps since the push", xlim=(-0.8, len(shown)), ylim=(min(-0.3, 1.15 * r.min()), 1.45))
     axes.set_title("What a push by one unit of θ does to the first agent m steps later, and how much of it truncated\n"
                    "BPTT sees (lines: 1 − m/L)", fontsize=10)  # fmt: skip
     for length in sorted(set(lengths)):
@@ -83,12 +84,13 @@ def _draw_response(axes: Axes, p: int, n: int, lengths: list[int]) -> None:
         axes.plot([0, end], [1, 1 - end / length], color=BLACK, linewidth=1.0, linestyle=(0, (4, 1.5)))
         inside = length < len(shown)
         axes.annotate(f"L = {length}", (end, 1 - end / length), xytext=(4, 3 if inside else 0),
-                      textcoords="offset points", va="bottom" if inside else "center", fontsize=9)  # fmt: skip
+                      textcoords="offset points", va="bottom" if inside else "center",
+            bbox={"facecolor": "white", "edgecolor": "none", "pad": 1.5}, fontsize=9)  # fmt: skip
     up, down = r[r > 0].sum(), r[r < 0].sum()
     if up:
         axes.text(0, 1.08, f"near: {up:+.1f} in all", color=BLUE, va="bottom", fontsize=9)
     if down:
         at = int(np.argmin(shown))
-        axes.text(at, 0.06 + r.min() * 1.2, f"far: {down:+.1f} in all", color=ORANGE, ha="center", va="top", fontsize=9)
+        axes.text(at, 0.06, f"far: {down:+.1f} in all", color=ORANGE, ha="center", va="bottom", fontsize=9)
     note = f"together {r.sum():+.1f}: the first agent comes\nto rest at 1 where θ = {optimum(p, n):+.3f}"
     axes.text(0.995, 0.04, note, transform=axes.transAxes, ha="right", va="bottom", fontsize=9)

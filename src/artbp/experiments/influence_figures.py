@@ -65,7 +65,7 @@ def _curves(rows: list[dict[str, Any]]) -> dict[str, list[tuple[Any, Any]]]:
         loss = math.inf if row["average_loss"] is None else row["average_loss"]
         found.setdefault(row["method"], {}).setdefault(row["seed"], []).append((row["step"], loss))
     return {
-        method: [tuple(np.array(points).T) for points in runs.values()]  # type: ignore[misc]  # (2, rows)
+        method: [(np.array(points)[:, 0], np.array(points)[:, 1]) for points in runs.values()]
         for method, runs in found.items()
     }
 
