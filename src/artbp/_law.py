@@ -263,3 +263,20 @@ def geometric(rate: Tensor, generator: torch.Generator) -> Tensor:
     """Lengths with P(length > n) = exp(-rate · n), by inversion of an exponential variate."""
     lengths = torch.empty_like(rate).exponential_(generator=generator).div_(rate).floor_()
     return lengths.clamp_(max=FOREVER).long() + 1
+
+
+def log_gamma_ratio(z: Array, a: float) -> Array:
+    """log Γ(z)/Γ(z+a) to full precision also where both are huge, and differences of it are what counts."""
+    shift = np.zeros_like(z)
+    for _ in range(10):  # Γ(z)/Γ(z+a) = (z+a)/z · Γ(z+1)/Γ(z+1+a), until Stirling's series is exact
+        small = z < 10
+        shift += np.where(small, np.log1p(a / z), 0.0)
+        z = np.where(small, z + 1, z)
+    end = z + a
+    stirling = (z - 0.5) * -np.log1p(a / z) - a * np.log(end) + a
+    return stirling + _stirling_rest(z) - _stirling_rest(end) + shift
+
+
+def _stirling_rest(z: Array) -> Array:
+    w = 1 / z**2
+    return (1 / 12 - w * (1 / 360 - w * (1 / 1260 - w * (1 / 1680 - w * (1 / 1188 - w * 691 / 360360))))) / z

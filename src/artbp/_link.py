@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
+import numbers
 from typing import Any, TypeVar
 
 import torch
@@ -15,6 +16,7 @@ from artbp import _tree
 State = TypeVar("State")
 Factor = float | Tensor
 
+_NUMBER = (float, int, numbers.Real)
 _LOW_PRECISION = (torch.bfloat16, torch.float16)
 _DOUBLE = (torch.float64, torch.complex128)
 _backward_calls = itertools.count(1)  # `next` on it is atomic: backward passes run in threads of their own
@@ -73,7 +75,7 @@ def link(state: State, factor: Factor, dim: int = 0) -> State:
     return _tree.replace(state, leaves)
 
 
-def _checked(factor: Any) -> Factor:
+def _checked(factor: Any) -> Any:
     if isinstance(factor, Tensor):
         if factor.requires_grad:
             raise ValueError(
@@ -88,12 +90,17 @@ def _checked(factor: Any) -> Factor:
         if factor.dim() == 1 or factor.device.type != "cpu" or _is_traced():
             return factor  # reading its value would synchronise, or break the graph
         factor = factor.item()
-    if not 0.0 <= factor < math.inf:
+    if not isinstance(factor, _NUMBER):
+        raise TypeError(
+            f"link's factor is {factor!r}, a {type(factor).__name__}: it multiplies the gradient, so it must be a "
+            "number or a tensor with one number a lane (B,). Pass a float such as 1.25, or links[t]."
+        )
+    if not 0.0 <= float(factor) < math.inf:
         raise ValueError(
             f"link's factor is {factor}: it must be finite and at least 0 (a cut is 0, and 1/(1-c) needs c < 1). "
             "Draw links with artbp.Truncation, or pass 1.0 to leave the gradient alone."
         )
-    return factor  # type: ignore[no-any-return]
+    return factor
 
 
 def _is_traced() -> bool:

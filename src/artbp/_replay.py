@@ -24,14 +24,16 @@ class Replay:
     """Remembers moments of a first run, so that stretches of it can be run again as they were.
 
     Covered: the global generators of the CPU and of the devices in sight, and the buffers of every module that
-    :func:`modules_of` finds. After :meth:`replaying` all are again what they were before it.
+    :func:`reachable` finds. After :meth:`replaying` all are again what they were before it.
     """
 
     def __init__(self, step: Any, tensors: Iterable[Tensor]) -> None:
-        found = {id(module): module for root in modules_of(step) for module in root.modules()}
-        self.buffers = [(module, name) for module in found.values() for name in module._buffers]
-        parameters = [parameter for module in found.values() for parameter in module._parameters.values()]
-        self.tensors = [*tensors, *(parameter for parameter in parameters if parameter is not None)]
+        in_sight = reachable(step)
+        found = {id(module): module for root in in_sight if isinstance(root, nn.Module) for module in root.modules()}
+        self.modules = list(found.values())
+        self.buffers = [(module, name) for module in self.modules for name in module._buffers]
+        parameters = [parameter for module in self.modules for parameter in module._parameters.values()]
+        self.tensors = [tensor for tensor in [*tensors, *in_sight, *parameters] if isinstance(tensor, Tensor)]
         self.moments: list[tuple[Tensor, Any, list[_Buffer]]] = []
 
     def remember(self) -> None:
@@ -78,15 +80,15 @@ def _remember(tensor: Tensor | None, before: _Buffer) -> _Buffer:
     return _Buffer(tensor, None if tensor is None else tensor.detach().clone())
 
 
-def modules_of(step: Any) -> list[nn.Module]:
-    """The modules that a callable is, is bound to, closes over, holds or names."""
-    found: list[nn.Module] = []
+def reachable(step: Any) -> list[Any]:
+    """The modules and tensors that a callable is, is bound to, closes over, holds or names."""
+    found: list[Any] = []
     seen: set[int] = set()
     level: list[Any] = [step]
     for _ in range(_DEEP_ENOUGH):
         level = list({id(thing): thing for thing in level if id(thing) not in seen}.values())
         seen.update(map(id, level))
-        found += [thing for thing in level if isinstance(thing, nn.Module)]
+        found += [thing for thing in level if isinstance(thing, nn.Module | Tensor)]
         level = [part for thing in level for part in _parts(thing)]
     return found
 

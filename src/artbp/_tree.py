@@ -44,24 +44,28 @@ def _collect(tree: Any, leaves: list[Tensor]) -> None:
             _collect(child, leaves)
 
 
-def replace(tree: Tree, leaves: Iterable[Tensor]) -> Tree:
-    """The same tree with its tensors replaced, in order; a part without tensors stays the same object."""
-    replaced: Tree = _replace(tree, iter(leaves))
+def replace(tree: Tree, leaves: Iterable[Tensor], *, fresh: bool = False) -> Tree:
+    """The same tree with its tensors replaced, in order.
+
+    A part without tensors stays the same object; with `fresh` every container is a new one, safe from changes to the
+    old.
+    """
+    replaced: Tree = _replace(tree, iter(leaves), fresh)
     return replaced
 
 
-def _replace(tree: Any, leaves: Iterator[Tensor]) -> Any:
+def _replace(tree: Any, leaves: Iterator[Tensor], fresh: bool) -> Any:
     if isinstance(tree, Tensor):
         return next(leaves)
     children = _children(tree)
     if children is None:
         return tree
-    changed = [_replace(child, leaves) for child in children]
-    if all(map(operator.is_, changed, children)):
+    changed = [_replace(child, leaves, fresh) for child in children]
+    if not fresh and all(map(operator.is_, changed, children)):
         return tree
     if isinstance(tree, tuple):
         return type(tree)(*changed) if hasattr(tree, "_fields") else tuple(changed)
-    if isinstance(tree, list):
+    if type(tree) is list:
         return changed
     if type(tree) is dict:
         return dict(zip(tree, changed, strict=True))
@@ -69,6 +73,8 @@ def _replace(tree: Any, leaves: Iterator[Tensor]) -> Any:
     twin = copy.copy(tree)
     if isinstance(tree, dict):
         twin.update(zip(tree, changed, strict=True))
+    elif isinstance(tree, list):
+        twin[:] = changed
     else:
         for field, value in zip(dataclasses.fields(tree), changed, strict=True):
             object.__setattr__(twin, field.name, value)  # frozen dataclasses too

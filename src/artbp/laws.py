@@ -36,7 +36,17 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from artbp._law import FOREVER, Array, Law, ages, check_hazard, elementwise, geometric, positive_integer
+from artbp._law import (
+    FOREVER,
+    Array,
+    Law,
+    ages,
+    check_hazard,
+    elementwise,
+    geometric,
+    log_gamma_ratio,
+    positive_integer,
+)
 
 __all__ = ["Fixed", "Geometric", "Law", "Never", "PowerLaw", "Tabulated"]
 
@@ -57,6 +67,12 @@ class Never(Law):
 
     def _hazards(self, last: int) -> Array:
         return np.zeros(last)
+
+    def _survival(self, n: Array) -> Array:
+        return np.ones_like(n)
+
+    def _pmf(self, n: Array) -> Array:
+        return np.zeros_like(n)
 
     def _sample(self, shape: tuple[int, ...], generator: torch.Generator) -> Tensor:
         return torch.full(shape, FOREVER)
@@ -236,7 +252,7 @@ class PowerLaw(Law):
     def _survival(self, n: Array) -> Array:
         # S(n) = B(a, b+n) / B(a, b) = Γ(b+n)/Γ(a+b+n) · Γ(a+b)/Γ(b)
         b = np.full_like(n, self._b)
-        survival: Array = np.exp(_log_gamma_ratio(b + np.maximum(n, 0), self._a) - _log_gamma_ratio(b, self._a))
+        survival: Array = np.exp(log_gamma_ratio(b + np.maximum(n, 0), self._a) - log_gamma_ratio(b, self._a))
         return np.where(n <= 0, 1.0, survival)
 
     def _pmf(self, n: Array) -> Array:
@@ -331,20 +347,3 @@ class Tabulated(Law):
 def _geometric_tail(hazard: float, block: int) -> float:
     """block · Σ (1 - hazard)^(m · block) over m >= 0."""
     return -block / math.expm1(block * math.log1p(-hazard))
-
-
-def _log_gamma_ratio(z: Array, a: float) -> Array:
-    """log Γ(z)/Γ(z+a) to full precision also where both are huge, and differences of it are what counts."""
-    shift = np.zeros_like(z)
-    for _ in range(10):  # Γ(z)/Γ(z+a) = (z+a)/z · Γ(z+1)/Γ(z+1+a), until Stirling's series is exact
-        small = z < 10
-        shift += np.where(small, np.log1p(a / z), 0.0)
-        z = np.where(small, z + 1, z)
-    end = z + a
-    stirling = (z - 0.5) * -np.log1p(a / z) - a * np.log(end) + a
-    return stirling + _stirling_rest(z) - _stirling_rest(end) + shift
-
-
-def _stirling_rest(z: Array) -> Array:
-    w = 1 / z**2
-    return (1 / 12 - w * (1 / 360 - w * (1 / 1260 - w * (1 / 1680 - w * (1 / 1188 - w * 691 / 360360))))) / z

@@ -232,6 +232,12 @@ class Truncation:
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Go on where `state_dict` was taken; refused for another law or other options, whose links would not fit."""
+        missing = self.state_dict().keys() - state.keys()
+        if missing:
+            raise ValueError(
+                f"this state has no {', '.join(sorted(missing))}: it was not saved by a Truncation's state_dict(), or "
+                "not whole. Pass what state_dict() returned."
+            )
         if state["truncation"] != repr(self):
             raise ValueError(
                 f"this state was saved by {state['truncation']} and cannot go on as {self!r}: the links of the open "
@@ -281,10 +287,10 @@ def _following_reset(resets: Tensor | None, shape: tuple[int, ...]) -> Tensor:
     if resets is None:
         return following
     if resets.dtype != torch.bool or tuple(resets.shape) not in {(T,), shape}:
+        instead = f"links(T, lanes={resets.shape[1]}, resets=...)" if resets.dim() == 2 else "resets.bool()"
         raise ValueError(
-            f"resets is a {resets.dtype} tensor of shape {tuple(resets.shape)}: it must be booleans of shape ({T},), "
-            f"or (T, lanes) together with links(T, lanes=...); here the links have shape {shape}. "
-            "Pass resets.bool(), and lanes= where lanes are reset one by one."
+            f"resets is a {resets.dtype} tensor of shape {tuple(resets.shape)} for links of shape {shape}: it must be "
+            f"booleans, of shape ({T},) for all lanes or ({T}, lanes) for each. Pass {instead}."
         )
     marks = resets.cpu().reshape(T, -1)  # (T, 1) or (T, lanes)
     positions = torch.where(marks, torch.arange(T).unsqueeze(1), T).expand(T, lanes)
