@@ -6,7 +6,6 @@ import contextlib
 import math
 import multiprocessing
 import signal
-import sys
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -36,21 +35,21 @@ class Jobs:
 
     def __init__(self, work: Work, tasks: Sequence[Any], processes: int, modules: Sequence[str] = ()) -> None:
         self.work, self.tasks, self.processes = work, tasks, min(processes, len(tasks))
-        self.context = _context(modules)
+        self.modules, self.context = modules, _context(modules)
         self.busy: dict[Connection, int] = {}  # the connection to a process, and the number of its task
         self.waiting = list(range(len(tasks)))
         self.children: list[Any] = []
 
     def __enter__(self) -> Jobs:
+        prepare(self.modules)
         try:
-            with _without_interrupts():
-                for _ in range(self.processes):
-                    here, there = self.context.Pipe()
-                    child = self.context.Process(target=_serve, args=(self.work, there), daemon=True)
-                    child.start()
-                    there.close()
-                    self.children.append(child)
-                    self._next(here)
+            for _ in range(self.processes):
+                here, there = self.context.Pipe()
+                child = self.context.Process(target=_serve, args=(self.work, there), daemon=True)
+                child.start()
+                there.close()
+                self.children.append(child)
+                self._next(here)
         except BaseException:
             self.__exit__()
             raise
@@ -105,6 +104,7 @@ class Jobs:
 
 
 def _serve(work: Work, connection: Connection) -> None:
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
     try:
         while (task := connection.recv()) is not None:
             for report in work(task[0], connection.poll):
@@ -122,25 +122,18 @@ def _context(modules: Sequence[str]) -> Any:
     return context
 
 
-@contextlib.contextmanager
-def _without_interrupts() -> Iterator[None]:
-    """Processes that are started here do not see a Ctrl-C, which the terminal sends to all of them."""
-    if sys.platform == "win32":
-        yield
-        return
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
-    try:
-        yield
-    finally:
-        signal.pthread_sigmask(signal.SIG_SETMASK, before)
-
-
 def prepare(modules: Sequence[str]) -> None:
     """Lets the server that processes are forked from import `modules` now, while the caller does other things."""
-    context = _context(modules)
-    if context.get_start_method() == "forkserver":
-        with _without_interrupts():
-            forkserver.ensure_running()
+    if _context(modules).get_start_method() != "forkserver":
+        return
+    if not _in_main_thread():
+        forkserver.ensure_running()
+        return
+    before = signal.signal(signal.SIGINT, signal.SIG_IGN)  # the server inherits that, and those it forks
+    try:
+        forkserver.ensure_running()
+    finally:
+        signal.signal(signal.SIGINT, before)
 
 
 @contextlib.contextmanager
@@ -153,7 +146,7 @@ def interrupts_as_flag() -> Iterator[Callable[[], bool]]:
         came = True
         signal.signal(number, before)
 
-    if threading.current_thread() is not threading.main_thread():  # the only one that may handle signals
+    if not _in_main_thread():
         yield lambda: False
         return
     before = signal.signal(signal.SIGINT, note)
@@ -161,3 +154,7 @@ def interrupts_as_flag() -> Iterator[Callable[[], bool]]:
         yield lambda: came
     finally:
         signal.signal(signal.SIGINT, before)
+
+
+def _in_main_thread() -> bool:
+    return threading.current_thread() is threading.main_thread()  # the only one that may handle signals

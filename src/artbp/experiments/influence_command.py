@@ -6,6 +6,7 @@ import importlib.util
 import shutil
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -26,7 +27,7 @@ _SAVE_EVERY = 10.0  # seconds
 
 def main(arguments: list[str]) -> int:
     """Run the command and return its exit status."""
-    options = tyro.cli(Options, args=arguments, prog=f"artbp {NAME}")
+    options = tyro.cli(Options, args=arguments, prog=f"artbp {NAME}", config=(tyro.conf.FlagCreatePairsOff,))
     try:
         check(options)
         return _command(options)
@@ -43,19 +44,18 @@ def _command(options: Options) -> int:
         print(f"{folder} holds this run, finished: nothing was done.")
         print(f"`artbp plot {folder}` draws its figures again; --overwrite runs it again.")
         return 0
-    _processes.prepare([_RUNS])
-    from artbp.experiments.influence_results import Results, table
-    from artbp.experiments.influence_runs import plan
-
-    results = Results(options, plan(options))
-    if (folder / "summary.json").exists():
-        results.load()
-    _begin(folder, config)
     start = time.perf_counter()
-    try:
-        _perform(results)
-    finally:
-        results.save()
+    with _processes.interrupts_as_flag() as interrupted:
+        _processes.prepare([_RUNS])
+        from artbp.experiments.influence_results import Results, table
+        from artbp.experiments.influence_runs import plan
+
+        results = Results(options, plan(options))
+        _begin(results, config)
+        try:
+            _perform(results, interrupted)
+        finally:
+            results.save()
     print(table(results.summary(), config))
     if not results.complete:
         print(f"\nStopped; what there is, is in {folder}. The same command goes on from there.")
@@ -74,9 +74,16 @@ def _is_finished(folder: Path, config: dict[str, Any]) -> bool:
     return (folder / "summary.json").exists() and bool(read_json(folder / "summary.json")["complete"])
 
 
-def _begin(folder: Path, config: dict[str, Any]) -> None:
+def _begin(results: Results, config: dict[str, Any]) -> None:
+    """Makes the folder, or takes up what it holds."""
     from artbp.experiments.gradient_flow import flows
 
+    folder = results.folder
+    if (folder / "summary.json").exists():
+        results.load()
+    if any(progress.step for progress in results.progress):
+        finished = sum(progress.finished for progress in results.progress)
+        print(f"Going on in {folder}, where {finished} of {len(results.runs)} runs are finished.", flush=True)
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
@@ -86,7 +93,7 @@ def _begin(folder: Path, config: dict[str, Any]) -> None:
     write_json(folder / "gradient-flow.json", flows())
 
 
-def _perform(results: Results) -> None:
+def _perform(results: Results, interrupted: Callable[[], bool]) -> None:
     from artbp.experiments.influence_runs import Report, Task, perform
 
     options = results.options
@@ -100,7 +107,6 @@ def _perform(results: Results) -> None:
     total = options.steps * len(results.runs)
     done = sum(options.steps if progress.finished else progress.step for progress in results.progress)
     with (
-        _processes.interrupts_as_flag() as interrupted,
         _processes.Jobs(perform, tasks, options.jobs, [_RUNS]) as jobs,
         tqdm(total=total, initial=done, unit=" steps", unit_scale=True, disable=None, dynamic_ncols=True) as bar,
     ):

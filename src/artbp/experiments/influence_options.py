@@ -8,9 +8,7 @@ import sys
 import warnings
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal
-
-import tyro
+from typing import TYPE_CHECKING, Any, Literal
 
 from artbp.experiments._folder import cores
 
@@ -66,7 +64,7 @@ class Options:
     """the folder to write"""
     jobs: int = cores()
     """processes, of one thread each"""
-    overwrite: Annotated[bool, tyro.conf.FlagCreatePairsOff] = False
+    overwrite: bool = False
     """start anew in a folder that holds a run"""
 
     def config(self) -> dict[str, Any]:
@@ -133,8 +131,13 @@ def _law(options: Options) -> Law:
             return by_name[options.law]()
         name, arguments, keywords = _call(options.law)
         made = getattr(laws, name)(*arguments, **keywords)
-    except (ValueError, TypeError) as error:
+    except ValueError as error:
         raise OptionError(f"--law {options.law}: {error}") from None
+    except TypeError as error:
+        raise OptionError(
+            f"--law {options.law}: the law does not take these arguments, {error}.\n"
+            "Pass it as it is written in Python: 'PowerLaw(mean=16, alpha=6)', 'Tabulated([0.0, 0.1])'."
+        ) from None
     return made  # type: ignore[no-any-return]
 
 
