@@ -33,8 +33,8 @@ class Replay:
         found = {id(module): module for root in in_sight if isinstance(root, nn.Module) for module in root.modules()}
         self.modules = list(found.values())
         self.buffers = [(module, name) for module in self.modules for name in module._buffers]
-        parameters = [parameter for module in self.modules for parameter in module._parameters.values()]
-        self.tensors = [tensor for tensor in [*tensors, *in_sight, *parameters] if isinstance(tensor, Tensor)]
+        held = [value for module in self.modules for value in (*module._parameters.values(), *vars(module).values())]
+        self.tensors = [tensor for tensor in [*tensors, *in_sight, *held] if isinstance(tensor, Tensor)]
         self.moments: dict[int, tuple[Tensor, Any, list[_Buffer]]] = {}
 
     def remember(self, k: int) -> None:
