@@ -181,6 +181,9 @@ class _Foreign(Law):
         self.law = law
         self.needs_state = bool(getattr(law, "needs_state", False))
 
+    def __repr__(self) -> str:
+        return repr(self.law)
+
     @property
     def mean(self) -> float:
         return float(self.law.mean) if hasattr(self.law, "mean") else super().mean

@@ -25,12 +25,18 @@ from artbp.estimators._estimator import Estimator
 from artbp.estimators.artbp import ARTBP
 from artbp.estimators.bptt import BPTT
 from artbp.estimators.checkpointed import CheckpointedBPTT
+from artbp.estimators.nobacktrack import NoBackTrack
+from artbp.estimators.rtrl import RTRL
 from artbp.estimators.truncated import TruncatedBPTT
+from artbp.estimators.uoro import UORO
 
 __all__ = [
     "ARTBP",
     "BPTT",
+    "RTRL",
+    "UORO",
     "CheckpointedBPTT",
     "Estimator",
+    "NoBackTrack",
     "TruncatedBPTT",
 ]

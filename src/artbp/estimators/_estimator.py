@@ -8,7 +8,7 @@ from typing import Any
 
 from torch import Tensor
 
-from artbp._backprop import Step
+from artbp._step import Step
 
 
 class Estimator(ABC):

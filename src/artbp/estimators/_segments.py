@@ -9,8 +9,9 @@ import torch
 from torch import Tensor
 
 from artbp import _tree
-from artbp._backprop import Step, backprop
+from artbp._backprop import backprop
 from artbp._law import positive_integer
+from artbp._step import Step
 from artbp.estimators._estimator import Estimator
 from artbp.laws import Never
 from artbp.truncation import Truncation
