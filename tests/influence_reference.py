@@ -48,3 +48,29 @@ def trajectory(
         if t == steps:
             return found
     raise ValueError(f"the segments end after {t} of {steps} steps")
+
+
+def rank_one_trajectory(
+    signs: Iterable[np.ndarray], steps: int, *, by_row: bool, p: int = 10, n: int = 13, theta: float = 0.5
+) -> list[tuple[int, float, float]]:
+    """(step, average loss, θ) under UORO, or NoBackTrack (`by_row`), whose signs are given: dS/dθ ~ direction · weight.
+
+    UORO puts ρ₁ν beside νᵀ∂F/∂θ / ρ₁ with ρ₁² = |νᵀ∂F/∂θ| / |ν|; NoBackTrack balances row by row, and the rows of
+    ∂F/∂θ are all ±1 here. ρ₀² = |weight| / |A direction| for both.
+    """
+    A = np.diag(np.full(p + n, 0.5)) + np.diag(np.full(p + n - 1, 0.5), 1)
+    push = np.concatenate([np.ones(p), -np.ones(n)])
+    s, direction, weight, total, found = np.zeros(p + n), np.zeros(p + n), 0.0, 0.0, []
+    for t, nu in zip(range(1, steps + 1), signs, strict=False):
+        s, direction = A @ s + theta * push, A @ direction
+        error = s[0] - 1
+        gradient = error * (push[0] + direction[0] * weight)
+        local = nu @ push
+        new = math.sqrt(abs(local) / np.linalg.norm(nu)) if not by_row else 1.0
+        old = math.sqrt(abs(weight) / np.linalg.norm(direction)) if direction.any() else 0.0
+        direction = new * nu + old * direction
+        weight = (local / new if new else 0.0) + (weight / old if old else 0.0)
+        total += error**2 / 2
+        theta -= 3e-4 / math.sqrt(1 + t) * gradient
+        found.append((t, total / t, theta))
+    return found

@@ -10,13 +10,16 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from influence_reference import power_law_links, trajectory
+from influence_reference import power_law_links, rank_one_trajectory, trajectory
 
-from artbp import Fixed, Geometric, Never, PowerLaw, Truncation, estimators
-from artbp.estimators import ARTBP, BPTT, TruncatedBPTT
+from artbp import Fixed, Geometric, Never, PowerLaw, Truncation
+from artbp.estimators import ARTBP, BPTT, RTRL, UORO, NoBackTrack, TruncatedBPTT
 from artbp.experiments import influence_balancing, influence_theory
 from artbp.experiments.influence_balancing import Descent, InfluenceBalancing, Targets
 from artbp.experiments.influence_theory import expected_gradient, impulse_response, shortest_right_length
+
+# Of the import of torch.autograd.forward_ad.
+pytestmark = pytest.mark.filterwarnings("ignore:.*torch.jit.script.*:DeprecationWarning")
 
 STEPS = 10_000
 LAW = PowerLaw(mean=16, alpha=6)
@@ -59,9 +62,22 @@ def test_bptt_equals_the_paper_in_numpy():
     assert_equal(descend(BPTT(window=100), 2000), trajectory(whole, 2000))
 
 
-@pytest.mark.skipif(not hasattr(estimators, "RTRL"), reason="there is no RTRL")
-def test_rtrl_equals_the_paper_in_numpy():
-    assert_equal(descend(estimators.RTRL(), 2000), trajectory(itertools.repeat([1.0]), 2000))
+FORWARD_STEPS = [500, pytest.param(STEPS, marks=pytest.mark.slow)]
+
+
+@pytest.mark.parametrize("steps", FORWARD_STEPS)
+def test_rtrl_equals_the_paper_in_numpy(steps):
+    assert_equal(descend(RTRL(), steps), trajectory(itertools.repeat([1.0]), steps))
+
+
+@pytest.mark.parametrize("steps", FORWARD_STEPS)
+@pytest.mark.parametrize("kind", [UORO, NoBackTrack])
+def test_rank_one_methods_equal_the_papers_in_numpy(kind, steps):
+    generator = torch.Generator().manual_seed(3)
+    coins = (torch.empty(23).bernoulli_(0.5, generator=generator).numpy() for _ in itertools.count())
+    signs = (2.0 * coin.astype(np.float64) - 1 for coin in coins)
+    expected = rank_one_trajectory(signs, steps, by_row=kind is NoBackTrack)
+    assert_equal(descend(kind(seed=3), steps), expected)
 
 
 def test_another_start_another_size_another_rate_and_noise():
@@ -76,9 +92,10 @@ def test_the_last_segment_ends_with_the_stream():
     assert descend(TruncatedBPTT(7), 10)[-1][0] == 10
 
 
-def test_stopped_between_two_updates_it_goes_on_with_the_same_bits():
+@pytest.mark.parametrize("kind", [lambda: ARTBP(LAW, seed=1), lambda: TruncatedBPTT(9), lambda: UORO(seed=1), RTRL])
+def test_stopped_between_two_updates_it_goes_on_with_the_same_bits(kind):
     def make():
-        return Descent(InfluenceBalancing(), ARTBP(LAW, seed=1), Targets(2000, 0.5, seed=1))
+        return Descent(InfluenceBalancing(), kind(), Targets(600, 0.5, seed=1))
 
     whole, first, second = make(), make(), make()
     expected = list(whole)

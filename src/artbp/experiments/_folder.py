@@ -80,7 +80,7 @@ def refuse_other(folder: Path, config: dict[str, Any]) -> None:
     if found.get("experiment") != config["experiment"]:
         raise FolderError(
             f"{folder} holds another experiment, {found.get('experiment')}.",
-            "Pass another folder with --out, or --overwrite to lose that one.",
+            "Pass another folder with --out.",
         )
     different = [name for name in config if found.get(name) != config[name]]
     if different:

@@ -38,9 +38,7 @@ def main(arguments: list[str]) -> int:
 
 def _command(options: Options) -> int:
     folder, config = options.out, options.config()
-    if options.overwrite:
-        _clear(folder)
-    if _is_finished(folder, config):
+    if _is_finished(folder, config, options.overwrite):
         print(f"{folder} holds this run, finished: nothing was done.")
         print(f"`artbp plot {folder}` draws its figures again; --overwrite runs it again.")
         return 0
@@ -65,10 +63,15 @@ def _command(options: Options) -> int:
     return 0
 
 
-def _is_finished(folder: Path, config: dict[str, Any]) -> bool:
+def _is_finished(folder: Path, config: dict[str, Any], overwrite: bool) -> bool:
+    """Whether there is nothing to do; refuses a folder that holds something else."""
     if not (folder / "config.json").exists():
         if folder.is_dir() and any(folder.iterdir()):
             raise FolderError(f"{folder} is not empty, and holds no run.", "Pass a new folder with --out.")
+        return False
+    if overwrite:
+        refuse_other(folder, {"experiment": NAME})
+        _clear(folder)
         return False
     refuse_other(folder, config)
     return (folder / "summary.json").exists() and bool(read_json(folder / "summary.json")["complete"])
