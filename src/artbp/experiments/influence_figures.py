@@ -44,11 +44,13 @@ def average_loss(folder: Path, config: dict[str, Any], rows: list[dict[str, Any]
     axes.set_xlim(min(steps[0] for runs in curves.values() for steps, _ in runs) / 1.05, config["steps"])
     axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
     axes.grid(axis="y", color=PALE, linewidth=0.5, alpha=0.6)
-    axes.set_title("Influence balancing: average loss over steps 1…t")
     if config["noise"]:
         _mark_noise(axes, config["noise"] ** 2 / 2)
-    _label_leaving(axes, {method: runs for method, runs in curves.items() if _worst(runs) > top}, looks)
-    _label_ends(axes, {method: runs for method, runs in curves.items() if _worst(runs) <= top}, looks)
+    leaving = {method: runs for method, runs in curves.items() if _worst(runs) > top}
+    rows_above = _label_leaving(axes, leaving, looks)
+    axes.set_position((0.085, 0.12, 0.635, 0.80 - 0.055 * rows_above))
+    axes.set_title("Influence balancing: average loss over steps 1…t", pad=8 + 17 * rows_above)
+    _label_ends(axes, {method: runs for method, runs in curves.items() if method not in leaving}, looks)
     return keep(figure, folder, "influence-balancing")
 
 
@@ -98,19 +100,21 @@ def _worst(runs: list[tuple[Any, Any]]) -> float:
     return float(max(losses[-1] for _, losses in runs))
 
 
-def _label_leaving(axes: Axes, curves: dict[str, list[tuple[Any, Any]]], looks: dict[str, dict[str, Any]]) -> None:
-    """Names beside the places where lines leave the frame, and where they are headed."""
+def _label_leaving(axes: Axes, curves: dict[str, list[tuple[Any, Any]]], looks: dict[str, dict[str, Any]]) -> int:
+    """Names above the places where lines leave the frame, and where they are headed; how many rows they take."""
+    first, end = (math.log(limit) for limit in axes.get_xlim())
     top = axes.get_ylim()[1]
-    left = {}
+    leaving = []
     for method, runs in curves.items():
         steps, losses = max(runs, key=lambda run: float(run[1][-1]))
-        left[method] = float(steps[int(np.argmax(losses > top))]), float(losses[-1]), int(steps[-1])
-    for number, (method, (at, loss, last)) in enumerate(sorted(left.items(), key=lambda item: -item[1][0])):
-        where = f"overflows at t = {last:,}" if math.isinf(loss) else f"{_power(loss)} at t = {last:,}"
-        axes.annotate(
-            f"{method}\n↑ {where}", (at, 0.985 - 0.12 * number), xycoords=axes.get_xaxis_transform(), xytext=(8, 0),
-            textcoords="offset points", va="top", fontsize=9, color=looks[method]["color"],
-        )  # fmt: skip
+        at = (math.log(steps[int(np.argmax(losses > top))]) - first) / (end - first)
+        where = "overflows" if math.isinf(losses[-1]) else _power(float(losses[-1]))
+        leaving.append((at, f"{method} ↑ {where} at t = {int(steps[-1]):,}", looks[method]["color"]))
+    for row, (at, text, color) in enumerate(sorted(leaving, reverse=True)):  # the last to leave is the lowest
+        axes.text(
+            at, 1.02 + 0.062 * row, text, transform=axes.transAxes, color=color, ha="center", va="bottom", fontsize=9
+        )
+    return len(leaving)
 
 
 def _power(value: float) -> str:
