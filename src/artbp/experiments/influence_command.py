@@ -118,6 +118,9 @@ def _perform(results: Results, interrupted: Callable[[], bool]) -> None:
             progress = results.progress[order[number]]
             bar.update((options.steps if report.finished else report.step) - progress.step)
             progress.add(report)
+            if report.finished:
+                finished = sum(progress.finished for progress in results.progress)
+                bar.set_postfix_str(f"{finished} of {len(results.runs)} runs finished")
             if time.monotonic() - saved > _SAVE_EVERY:
                 results.save()
                 saved = time.monotonic()
