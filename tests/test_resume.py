@@ -97,6 +97,17 @@ def test_the_saved_state_is_a_snapshot_of_plain_things():
     )
 
 
+def test_any_object_resumes_in_another_process():
+    """Another process has another object of the same class, at another address."""
+    cut = artbp.Truncation(AnyObject(), seed=0)
+    steps(cut, 33)
+    state, expected = cut.state_dict(), steps(cut, 50)
+    fresh = artbp.Truncation(AnyObject(), seed=1)
+    fresh.load_state_dict(state)
+    assert steps(fresh, 50) == expected
+    assert "0x" not in str(state)
+
+
 @pytest.mark.parametrize(
     "other",
     [
