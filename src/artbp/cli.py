@@ -32,10 +32,11 @@ class Command(NamedTuple):
 
 COMMANDS = {
     "influence-balancing": Command(
-        "artbp.experiments.influence_balancing",
+        "artbp.experiments.influence_command",
         "main",
         "the paper's first experiment: truncated BPTT diverges, ARTBP converges",
     ),
+    "plot": Command("artbp.experiments.plot", "main", "draw the figures of a folder of results again, from its files"),
     "doctor": Command(
         "artbp.ops.doctor",
         "main",
