@@ -7,6 +7,7 @@ text.
 import math
 import re
 
+import numpy as np
 import pytest
 import torch
 from messages import VALUES, check
@@ -228,3 +229,57 @@ def test_a_state_of_another_kind_or_broken():
         r"same|construct|block|law",
     )
     check(lambda: cut().load_state_dict({}), (ValueError, TypeError), r"state", r"state_dict")
+    broken = {**cut().state_dict(), "age": 7, "length": 3}
+    check(lambda: cut().load_state_dict(broken), VALUES, r"age 7.*3 steps", r"saved")
+
+
+class NumpyStream:
+    def take(self, n):
+        return np.zeros((n, 2))
+
+
+@pytest.mark.parametrize("stream", [np.zeros((7, 2)), NumpyStream()], ids=["array", "stream"])
+def test_numpy_is_no_stream_that_has_ended(stream):
+    check(lambda: list(cut().segments(stream)), VALUES, r"no tensor", r"from_numpy|tensors")
+
+
+@pytest.mark.parametrize(
+    ("call", "what", "instead"),
+    [
+        (lambda: artbp.PowerLaw(mean="50", alpha=4), r"mean.*'50'", r"number"),
+        (lambda: artbp.PowerLaw(mean=50, alpha=None), r"alpha.*None", r"number"),
+        (lambda: artbp.Geometric([]), r"mean", r"number"),
+        (lambda: artbp.Tabulated(0.5), r"0\.5", r"list"),
+        (lambda: artbp.Tabulated(torch.zeros(2, 2)), r"one hazard for each age", r"list"),
+        (lambda: artbp.Fixed(3).links("a"), r"'a'", r"int"),
+        (lambda: artbp.PowerLaw(mean=5, alpha=4).hazard(math.nan), r"nan", r"at least 1"),
+        (lambda: artbp.Truncation(artbp.Never(), seed="a"), r"seed.*'a'", r"int"),
+        (lambda: Says(0.1).survival(1e10), r"10,000,000,000", r"PowerLaw|Override"),
+    ],
+)
+def test_what_is_no_number_or_too_large(call, what, instead):
+    check(call, VALUES, what, instead)
+
+
+def test_numbers_of_other_kinds_are_numbers():
+    """What passes through JSON, numpy or a tensor is the same law, and loads the same state."""
+    state = artbp.Truncation(artbp.PowerLaw(mean=50, alpha=4), seed=0).state_dict()
+    for mean, alpha in ((50.0, 4.0), (np.float32(50), np.int64(4)), (torch.tensor(50.0), 4)):
+        law = artbp.PowerLaw(mean=mean, alpha=alpha)
+        assert type(law.mean) is float
+        assert repr(law) == "PowerLaw(mean=50, alpha=4)"
+        artbp.Truncation(law, seed=np.int64(0)).load_state_dict(state)
+
+
+def test_a_table_cannot_be_changed_behind_the_check():
+    table = [0.1, 0.5]
+    law = artbp.Tabulated(table)
+    table[0] = 1.5
+    assert law.hazard(1) == 0.1
+    with pytest.raises(TypeError):
+        law.hazards[0] = 1.5
+
+
+def test_an_object_that_says_it_is_biased():
+    biased = type("Mine", (), {"hazard": lambda self, age: 0.1, "unbiased": False})()
+    assert not artbp.Truncation(biased).unbiased

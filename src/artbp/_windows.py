@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from artbp import _tree
 from artbp._boundary import Boundary, newest_node
 from artbp._replay import Replay
-from artbp._step import Step, no_gradient, run
+from artbp._step import Step, no_gradient, run, wide
 
 
 class Windows:
@@ -53,11 +53,12 @@ class Windows:
     def forward(self, k: int) -> Any:
         """The state after window k, which saves nothing on its way."""
         inputs, links = self.window(k)
-        versions = [leaf._version for leaf in _tree.tensors(inputs)]
+        changeable = [leaf for leaf in _tree.tensors(inputs) if not leaf.is_inference()]
+        versions = [leaf._version for leaf in changeable]
         given = [leaf.detach().clone() for leaf in _tree.tensors(self.states[k])]
         with torch.no_grad():
             _, after = run(self.step, inputs, _tree.replace(self.states[k], given, fresh=True), links)
-        if versions != [leaf._version for leaf in _tree.tensors(inputs)]:
+        if versions != [leaf._version for leaf in changeable]:
             raise RuntimeError(
                 "the step changes its inputs in place, so a window that is run again would not see what it saw at "
                 "first. Make the step work on a copy, or leave out window=."
@@ -113,7 +114,7 @@ class Windows:
         for whole, gradient in zip(self.input_gradients, gradients, strict=False):
             if whole is not None and gradient is not None:
                 whole[self.starts[k] : self.ends[k]] = gradient
-        return loss.detach(), after, gradients[len(taken) :]
+        return wide(loss.detach()), after, gradients[len(taken) :]
 
 
 def _carries_gradient(leaf: Tensor) -> bool:

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import functools
+import importlib
+import warnings
 from abc import abstractmethod
 from collections.abc import Iterable, Iterator
 from contextlib import ExitStack, contextmanager
@@ -15,7 +18,7 @@ from artbp import _tree
 from artbp._law import fresh_generator
 from artbp._step import Step, no_gradient, run
 from artbp.estimators._estimator import Estimator
-from artbp.estimators._graph import leaves_of
+from artbp.estimators._graph import leaves_of, silenced
 from artbp.laws import Fixed
 from artbp.truncation import Truncation
 
@@ -147,6 +150,7 @@ class Forward(Estimator):
             given = [leaf.clone() for leaf in leaves]  # no leaves: a step may change its state in place
             direction = self._direction(before) if self.directed else None
             if direction is not None:
+                _prepare_forward_mode()
                 stack.enter_context(forward_ad.dual_level())
                 duals = map(_dual, _floating(given), direction)
                 given = [next(duals) if leaf.is_floating_point() else leaf for leaf in given]
@@ -161,13 +165,20 @@ class Forward(Estimator):
         with torch.enable_grad():
             flat = _flat(floating)
         moment = Moment(loss, flat, before, parameters, crossing, moved)
-        gradients = self._estimate(moment)
+        with silenced(parameters):
+            gradients = self._estimate(moment)
         return loss.detach(), _tree.detach(after), list(zip(parameters, gradients, strict=True))
 
     def _direction(self, before: list[Tensor]) -> list[Tensor] | None:
         """The direction, in the shapes of the state's tensors."""
         if self.direction is None:
             return None
+        if self.direction.numel() != sum(leaf.numel() for leaf in before):
+            raise ValueError(
+                f"the state that {self!r} loaded holds a direction of {self.direction.numel()} numbers, and the step's "
+                f"tensors have shapes {[tuple(leaf.shape) for leaf in before]}. Load it for the model and the state it "
+                "was saved with, or start anew with reset()."
+            )
         parts = torch.split(self.direction, [leaf.numel() for leaf in before])
         return [part.view_as(leaf).to(leaf.dtype) for part, leaf in zip(parts, before, strict=True)]
 
@@ -233,6 +244,13 @@ def _same(one: list[Tensor], other: list[Tensor]) -> bool:
         a is b or (a.shape == b.shape and a.dtype == b.dtype and torch.equal(a.to(b.device), b))
         for a, b in zip(one, other, strict=True)
     )
+
+
+@functools.cache
+def _prepare_forward_mode() -> None:
+    with warnings.catch_warnings():  # what torch imports at the first dual tensor warns of torch's own habits
+        warnings.simplefilter("ignore")
+        importlib.import_module("torch._decomp.decompositions_for_jvp")
 
 
 def _dual(primal: Tensor, tangent: Tensor) -> Tensor:

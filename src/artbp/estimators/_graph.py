@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -22,11 +23,23 @@ def leaves_of(roots: list[Tensor]) -> list[Tensor]:
         if node is None or node in seen:
             continue
         seen.add(node)
-        variable = getattr(node, "variable", None)
-        if variable is not None:
-            leaves.append(variable)
+        if node.name() == "torch::autograd::AccumulateGrad":
+            leaves.append(node.variable)
         stack += [after for after, _ in reversed(node.next_functions)]
     return leaves
+
+
+@contextmanager
+def silenced(leaves: list[Tensor]) -> Iterator[None]:
+    """Hooks wait until gradients are handed on: torch.autograd.grad would call them at each of its passes."""
+    waiting = [(leaf._backward_hooks, dict(leaf._backward_hooks)) for leaf in leaves if leaf._backward_hooks]
+    for hooks, _ in waiting:
+        hooks.clear()
+    try:
+        yield
+    finally:
+        for hooks, saved in waiting:
+            hooks.update(saved)
 
 
 def pullback(outputs: Tensor, inputs: list[Tensor], weights: Tensor | None = None) -> list[Tensor]:
