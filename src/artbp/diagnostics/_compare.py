@@ -84,7 +84,9 @@ class Comparison(Report):
         return f"{title}\n{table(lines, [*header, 'µs/step', 'KiB'])}"
 
 
-def compare(estimators: Sequence[Estimator], step: Step, inputs: Any, state: Any, *, draws: int = 100) -> Comparison:
+def compare(
+    estimators: Sequence[Estimator], step: Step, inputs: Any, state: Any, *, draws: int = 100, online: bool = False
+) -> Comparison:
     """Bias, noise, time and memory of each estimator on one sequence, against the exact gradient.
 
     Args:
@@ -93,6 +95,7 @@ def compare(estimators: Sequence[Estimator], step: Step, inputs: Any, state: Any
         inputs: tensors (T, …) in any tree.
         state: where the sequence begins.
         draws: how many gradients of each random estimator.
+        online: measure the sequence as a stream, its parts summed: then memory is that of a segment, not of all steps.
 
     Memory is measured in a run of its own: by the device's allocator, or on the CPU by counting the storages that
     operations make, which leaves out what a kernel takes and gives back within one operation. Time is the median over
@@ -107,17 +110,26 @@ def compare(estimators: Sequence[Estimator], step: Step, inputs: Any, state: Any
     subject = Subject(step, inputs, state)
     exact = subject.exact()
     whole = _seconds_of_exact(subject)
-    rows = [_measure(estimator, subject, exact, whole, draws) for estimator in estimators]
+    rows = [_measure(estimator, subject, exact, whole, draws, online) for estimator in estimators]
     return Comparison(subject.T, exact.numel(), float(exact.norm()), 1e6 * whole / subject.T, rows)
 
 
-def _measure(estimator: Estimator, subject: Subject, exact: torch.Tensor, whole: float, draws: int) -> Measured:
+def _measure(
+    estimator: Estimator, subject: Subject, exact: torch.Tensor, whole: float, draws: int, online: bool
+) -> Measured:
+    def flow(step: Step, inputs: Any, state: Any) -> None:
+        if isinstance(estimator, Segments):
+            estimator.cut.reset()
+        for _ in estimator.stream(step, inputs, state):
+            pass
+
+    call = flow if online else estimator
     moments, cosines, seconds = Moments(exact), [], []
     noisy = _is_random(estimator)
-    taken = peak(lambda: subject.gradient(estimator), subject.parameters[0].device)
+    taken = peak(lambda: subject.gradient(call), subject.parameters[0].device)
     for _ in range(draws if noisy else 3):
         start = time.perf_counter()
-        gradient = subject.gradient(estimator)
+        gradient = subject.gradient(call)
         seconds.append(time.perf_counter() - start)
         if noisy or not moments.n:
             moments.add(gradient)

@@ -10,7 +10,11 @@ from pathlib import Path
 from artbp.experiments._folder import FolderError, read_json
 
 # What a folder's config.json calls its experiment, and the module whose draw(folder) draws it.
-DRAWERS = {"influence-balancing": "artbp.experiments.influence_figures"}
+DRAWERS = {
+    "compare": "artbp.experiments.compare_figures",
+    "influence-balancing": "artbp.experiments.influence_figures",
+    "lengths": "artbp.experiments.lengths_figures",
+}
 
 
 def main(arguments: list[str]) -> int:
