@@ -41,8 +41,8 @@ class _Linked(torch.nn.RNNBase):
         Returns:
             What torch.nn returns: the output and the final state.
         """
-        if links is None:
-            links = _links_around()
+        around = _links_around()
+        links = around if links is None else links
         if links is None:
             return super().forward(input, hx)
         return _out_of_sight(_forward)(self, super().forward, input, hx, links)
@@ -88,7 +88,7 @@ def _forward(layer: _Linked, plain: Any, source: Any, hx: Any, given: Tensor) ->
     packed = isinstance(source, PackedSequence)
     lanes = sequences.lanes if packed or source.dim() == 3 else None
     links = _check.links(given, sequences.steps, lanes, packed or layer.batch_first)
-    if not _wants_gradient(layer, sequences) or bool((links == 1).all()):
+    if sequences.data.is_meta or not _wants_gradient(layer, sequences) or bool((links == 1).all()):
         return plain(source, hx)
     if bool((links[1:] == 1).all()):  # the edge into the call is all there is to scale, or to cut
         return plain(source, None if hx is None else link(hx, links[0], dim=1))

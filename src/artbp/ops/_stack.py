@@ -68,7 +68,7 @@ def arrange(layer: torch.nn.RNNBase, source: Any, hx: Any) -> Sequences:
             data = source.transpose(0, 1) if layer.batch_first else source
         blocks = [(0, data.shape[0], data.shape[1])]
         shaped = data
-    _check.arguments(layer, shaped, states, batched, torch.is_autocast_enabled(data.device.type))
+    _check.arguments(layer, shaped, states, batched, _autocasts(data.device.type))
     return Sequences(data, blocks, states, source)
 
 
@@ -145,6 +145,10 @@ def _returned(layer: torch.nn.RNNBase, source: Tensor | PackedSequence, y: Tenso
     return output, states if layer.mode == "LSTM" else states[0]
 
 
+def _autocasts(device: str) -> bool:
+    return torch.amp.is_autocast_available(device) and torch.is_autocast_enabled(device)
+
+
 class _Cast:
     """Autocast, as torch.nn's layers see it: which dtype a path computes in, and which the caller gets back.
 
@@ -154,7 +158,7 @@ class _Cast:
 
     def __init__(self, layer: torch.nn.RNNBase, sequences: Sequences, device: str) -> None:
         self.device = device
-        self.active = torch.is_autocast_enabled(device)
+        self.active = _autocasts(device)
         if not self.active:
             return
         given = sequences.data.dtype

@@ -14,23 +14,25 @@ from artbp.ops import _probe, naive
 from artbp.ops._types import MODES, Path, Tensors, Weights
 from artbp.ops._weights import windows
 
+FLOATS = (torch.float64, torch.float32, torch.bfloat16, torch.float16)
+
 
 @dataclass(frozen=True, slots=True)
 class Problem:
-    """What the choice may depend on, for one layer."""
+    """What the choice among the paths that serve may depend on, for one layer."""
 
-    mode: str
-    device: str
-    dtype: torch.dtype
-    projected: bool
     x: Tensor  # (T, B, I)
-    hidden: int
+    hidden: int  # H
     links: Tensor | None
 
     def steps_a_window(self) -> float:
-        """Steps over the windows a weighted kernel would be called for (see :mod:`artbp.ops._weights`)."""
+        """Steps for each window that a weighted kernel would be called for (see :mod:`artbp.ops._weights`)."""
         steps = self.x.shape[0]
         return steps if self.links is None else steps / len(windows(self.links, self.x.device))
+
+
+def _onednn_enabled() -> bool:
+    return bool(torch._C._get_mkldnn_enabled())  # what torch.backends.mkldnn.flags sets
 
 
 @dataclass(frozen=True)
@@ -55,10 +57,10 @@ class Rule:
     pays: Callable[[Problem], bool]
     evidence: str
 
-    def serves(self, mode: str, device: str, dtype: torch.dtype, projected: bool) -> bool:
+    def serves(self, mode: str, device: torch.device, dtype: torch.dtype, projected: bool) -> bool:
         """Whether the path can compute this at all, whatever its size."""
         return (
-            self.device in (None, device)
+            self.device in (None, device.type)
             and dtype in self.dtypes
             and mode in self.modes
             and (self.projected or not projected)
@@ -66,21 +68,19 @@ class Rule:
 
 
 PATHS = {
-    "naive": "artbp.ops.naive",
     "batched": "artbp.ops.batched",
+    "naive": "artbp.ops.naive",
     "onednn": "artbp.ops.onednn",
 }
 
-FLOATS = (torch.float64, torch.float32, torch.bfloat16, torch.float16)
-
-TABLE: tuple[Rule, ...] = (
+TABLE = (
     Rule(
         "onednn",
         "cpu",
         (torch.float32, torch.bfloat16),
         ("LSTM",),
         projected=False,
-        pays=lambda problem: problem.steps_a_window() >= 4,
+        pays=lambda problem: _onednn_enabled() and problem.x.numel() > 0 and problem.steps_a_window() >= 4,
         evidence="oneDNN's LSTM takes 0.3 to 0.6 of the batched path's time, but packs its weights once a window.",
     ),
     Rule(
@@ -97,18 +97,19 @@ TABLE: tuple[Rule, ...] = (
 
 def recurrence(mode: str, x: Tensor, hx: Tensors, weights: Weights, links: Tensor | None) -> tuple[Tensor, Tensors]:
     """The contract of :class:`artbp.ops._types.Path`, by the first path of the table that serves, pays and is right."""
-    return load(choose(mode, x, weights, links))(mode, x, hx, weights, links)
+    name = choose(mode, x, hx[-1].shape[1], len(weights) == 5, links)
+    return load(name)(mode, x, hx, weights, links)
 
 
-def choose(mode: str, x: Tensor, weights: Weights, links: Tensor | None) -> str:
-    """The name of the path for this call."""
-    problem = Problem(mode, x.device.type, x.dtype, len(weights) == 5, x, weights[1].shape[0], links)
-    for rule in TABLE:
-        if (
-            rule.serves(mode, problem.device, x.dtype, problem.projected)
-            and rule.pays(problem)
-            and trusted(rule.path, mode, x.device, x.dtype)
-        ):
+def choose(mode: str, x: Tensor, hidden: int, projected: bool, links: Tensor | None) -> str:
+    """The name of the path for this call: x (T, B, I), H hidden units."""
+    key = (mode, x.device, x.dtype, projected)
+    rules = _serving.get(key)
+    if rules is None:
+        rules = _serving[key] = [rule for rule in TABLE if rule.serves(mode, x.device, x.dtype, projected)]
+    problem = Problem(x, hidden, links)
+    for rule in rules:
+        if rule.pays(problem) and verdict(rule.path, mode, x.device, x.dtype).passed:
             return rule.path
     return "naive"
 
@@ -121,26 +122,30 @@ def load(name: str) -> Path:
     return path
 
 
-def trusted(name: str, mode: str, device: torch.device, dtype: torch.dtype) -> bool:
-    """Whether the path agrees with the specification here; found out once, and said once where it does not."""
+def verdict(name: str, mode: str, device: torch.device, dtype: torch.dtype) -> _probe.Verdict:
+    """Whether the path agrees with the specification here: found out once, and said once where it does not."""
     key = (name, mode, device.type, dtype)
-    verdict = _verdicts.get(key)
-    if verdict is None:
-        verdict = _verdicts[key] = _probe.examine(load, name, mode, device, dtype)
-        if not verdict.passed:
+    found = _verdicts.get(key)
+    if found is None:
+        found = _verdicts[key] = _probe.examine(load, name, mode, device, dtype)
+        if not found.passed:
             warnings.warn(
-                f"artbp's {name} path for {mode} in {dtype} on {device.type} is not used: {verdict.words}. Another path"
+                f"artbp's {name} path for {mode} in {dtype} on {device.type} is not used: {found.words}. Another path"
                 " takes its place, with the same results, perhaps more slowly; `artbp doctor` lists what is used.",
                 RuntimeWarning,
                 stacklevel=2,
             )
-    return verdict.passed
+    return found
 
 
 def forget() -> None:
-    """Probe every path anew at its next use, as in a new process."""
+    """Read the table and probe every path anew at the next use, as in a new process."""
+    _serving.clear()
+    _loaded.clear()
     _verdicts.clear()
+    _loaded["naive"] = naive.recurrence
 
 
+_serving: dict[tuple[str, torch.device, torch.dtype, bool], list[Rule]] = {}
 _loaded: dict[str, Path] = {"naive": naive.recurrence}
 _verdicts: dict[tuple[str, str, str, torch.dtype], _probe.Verdict] = {}

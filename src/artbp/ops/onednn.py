@@ -27,23 +27,10 @@ _LSTM = 2  # oneDNN's number for it
 
 
 def recurrence(mode: str, x: Tensor, hx: Tensors, weights: Weights, links: Tensor | None) -> tuple[Tensor, Tensors]:
-    """The contract of :class:`artbp.ops._types.Path`, for what `serves` names."""
+    """The contract of :class:`artbp.ops._types.Path`, for an LSTM without projection in float32 or bfloat16."""
     links = torch.ones(x.shape[0], dtype=torch.float64) if links is None else links
     y, h, c = _apply(links, x, *hx, *weights)
     return y, (h, c)
-
-
-def serves(mode: str, x: Tensor, weights: Weights) -> bool:
-    """Whether oneDNN has an operator for this layer, as torch.nn decides it."""
-    return (
-        mode == "LSTM"
-        and len(weights) == 4
-        and x.device.type == "cpu"
-        and x.dtype in (torch.float32, torch.bfloat16)
-        and torch._C._has_mkldnn
-        and bool(torch._C._get_mkldnn_enabled())
-        and x.numel() > 0
-    )
 
 
 class _Weighted(torch.autograd.Function):
