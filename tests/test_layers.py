@@ -13,7 +13,20 @@ from pathlib import Path
 import pytest
 
 PACKAGE = Path(__file__).parent.parent / "src" / "artbp"
-CORE = ["_version", "_tree", "_law", "laws", "_link", "truncation", "_replay", "_backprop"]
+CORE = [
+    "_version",
+    "_tree",
+    "_law",
+    "laws",
+    "_derived",
+    "_link",
+    "truncation",
+    "_replay",
+    "_step",
+    "_boundary",
+    "_windows",
+    "_backprop",
+]
 LAYERS = [*CORE, "ops", "nn", "estimators", "diagnostics", "data"]
 LEAVES = ["train", "experiments"]  # import the layers and the package itself, and ignore each other
 ENTRIES = ["cli", "__main__", "__init__"]  # import whatever they show

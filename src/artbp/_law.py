@@ -1,0 +1,282 @@
+"""What every truncation law shares: all that follows from its hazard (the index convention is in artbp.laws)."""
+
+from __future__ import annotations
+
+import math
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor
+
+Array = npt.NDArray[np.float64]
+
+FOREVER = 2**62  # stands for an infinite length where lengths are integers
+_LONGEST_TABLE = 2**22  # a law without closed forms is summed and searched up to this age
+
+
+class Law(ABC):
+    """A distribution of segment lengths, given by its hazard.
+
+    Override `hazard(age)`; it is called with one age at a time, 1, 2, …, and may return anything in [0, 1). All else is
+    derived: exactly where the survival ends within 4 million steps, in words where it does not. A law that looks at the
+    state overrides `hazard(age, state)` and sets `needs_state = True`; it can be stepped, and has no lengths of its
+    own.
+
+    Example:
+        >>> class Linear(Law):
+        ...     def hazard(self, age):
+        ...         return min(0.5, 0.01 * age)
+        >>> Linear().survival(2)
+        0.9702
+    """
+
+    needs_state: bool = False
+
+    @abstractmethod
+    def hazard(self, age: Any, *state: Any) -> Any:
+        """The probability that a segment which has lasted `age` steps is cut now."""
+
+    @property
+    def unbiased(self) -> bool:
+        """Whether the links have mean one, so that the estimate is unbiased."""
+        return True
+
+    @property
+    def mean(self) -> float:
+        """The mean length of a segment."""
+        return self._mean_in_blocks(1)
+
+    @property
+    def variance(self) -> float:
+        """The variance of the length; infinite where it is (memory, not the gradient, is what it makes unsteady)."""
+
+        def head(survival: Array) -> float:
+            return float((2 * np.arange(len(survival)) + 1) @ survival)
+
+        return self._summed("variance", 2, head) - self.mean**2
+
+    def survival(self, n: Any) -> Any:
+        """P(length > n)."""
+        return elementwise(self._survival, n)
+
+    def pmf(self, n: Any) -> Any:
+        """P(length = n)."""
+        return elementwise(lambda n: np.where(n < 1, 0.0, self._pmf(np.maximum(n, 1))), n)
+
+    def sample(self, shape: Sequence[int] | int = (), *, generator: torch.Generator | None = None) -> Tensor:
+        """Independent lengths, int64; without a generator from one of their own, never the global one."""
+        size = (shape,) if isinstance(shape, int) else tuple(shape)
+        return self._sample(size, generator if generator is not None else fresh_generator())
+
+    def links(self, length: int) -> Tensor:
+        """The factors inside a segment of that length: (length,), float64, on the CPU. The first one is the cut, 0."""
+        length = positive_integer(length, "links(length)")
+        return torch.from_numpy(np.append(0.0, 1 / (1 - self._hazards(length - 1))))
+
+    def retention(self, lag: Any) -> Any:
+        r"""How much of the gradient over `lag` steps the estimate keeps on average: the expected product of that many
+        links.
+
+        Averaged over the position in a segment, each as likely as it is in a long stream. One for an unbiased law. For
+        a law with certain cuts, :math:`\sum_{i < N - \text{lag}} S(i) / \text{mean}`, where N is the longest length:
+        max(0, 1 - lag/L) for `Fixed(L)`, which is truncated backpropagation.
+        """
+        return elementwise(self._retention, lag)
+
+    def __repr__(self) -> str:
+        public = ", ".join(f"{key}={value!r}" for key, value in vars(self).items() if not key.startswith("_"))
+        return f"{type(self).__name__}({public})"
+
+    # What is derived. A law with closed forms overrides these; `n` is a float array of whole numbers.
+
+    def _hazards(self, last: int) -> Array:
+        """hazard(1..last), checked; each age of a law of the user's is asked for once."""
+        if self.needs_state:
+            raise TypeError(
+                f"{type(self).__name__} looks at the state, so its segments have no distribution of their own: what "
+                "comes later depends on states that do not exist yet. Step it: Truncation(law).step(state)."
+            )
+        known: Array = self.__dict__.get("_known_hazards", np.empty(0))
+        if last > len(known):
+            ages = range(len(known) + 1, max(last, 2 * len(known)) + 1)
+            known = np.append(known, [check_hazard(self.hazard(age), age, self) for age in ages])
+            self.__dict__["_known_hazards"] = known
+        return known[:last]
+
+    def _survival(self, n: Array) -> Array:
+        last = int(n.max(initial=0))
+        table = np.exp(np.append(0.0, np.log1p(-self._hazards(last)).cumsum()))
+        survival: Array = table[np.maximum(n, 0).astype(np.int64)]
+        return survival
+
+    def _pmf(self, n: Array) -> Array:
+        hazards = self._hazards(int(n.max(initial=0)))
+        return hazards[n.astype(np.int64) - 1] * self._survival(n - 1)
+
+    def _retention(self, lag: Array) -> Array:
+        return np.ones_like(lag)
+
+    def _limited_mean(self, n: Array) -> Array:
+        """E[min(length, n)] = S(0) + … + S(n-1)."""
+        n = np.maximum(n, 0)
+        sums: Array = np.append(0.0, self._survival(np.arange(n.max(initial=0))).cumsum())[n.astype(np.int64)]
+        return sums
+
+    def _sample(self, shape: tuple[int, ...], generator: torch.Generator) -> Tensor:
+        """The first age at which the summed hazard -log(1-c) passes an exponential variate: exact, one variate a "
+        "length.
+        """
+        budget = torch.empty(shape, dtype=torch.float64).exponential_(generator=generator).numpy()
+        largest = budget.max(initial=0)
+        last = 64
+        while (spent := -np.log1p(-self._hazards(last)).cumsum())[-1] < largest:
+            if last >= _LONGEST_TABLE:
+                raise ValueError(
+                    f"{self!r} drew a length beyond {_LONGEST_TABLE:,} steps: its hazard falls too fast to search for "
+                    "it. Override _sample with a closed form, or use PowerLaw, which samples any length at once."
+                )
+            last *= 2
+        return torch.from_numpy(np.asarray(np.searchsorted(spent, budget, side="right") + 1))
+
+    def _mean_in_blocks(self, block: int) -> float:
+        """The mean of the length rounded up to a multiple of `block`: block · Σ S(m · block)."""
+
+        def head(survival: Array) -> float:
+            return float(block * survival[::block].sum())
+
+        return self._summed("mean", 1, head, block)
+
+    def _summed(self, moment: str, power: int, head: Callable[[Array], float], block: int = 1) -> float:
+        """A sum over the survival, of order n^(power-1) · S(n), to where it no longer changes.
+
+        What lies beyond the last age is an integral, of S(n) ~ n^-index with the index of the last octave.
+        """
+        total, last = math.nan, 1024 * block
+        while last <= _LONGEST_TABLE:
+            survival = self._survival(np.arange(last + 1.0))
+            end, before = float(survival[-1]), total
+            total = head(survival[:-1])
+            if end == 0:
+                return total
+            index = math.log2(survival[last // 2] / end)
+            if index > power:
+                total += end * (power * last**power / (index - power) + last ** (power - 1) * block / 2)
+            if abs(total - before) <= 1e-9 * total and index > power:
+                return total
+            last *= 4
+        raise ValueError(
+            f"the {moment} of {self!r} cannot be summed: after {last // 4:,} steps a segment still goes on with "
+            f"probability {end:.2g}, too slowly less. Define `{moment}` on the law as a property, from its formula."
+        )
+
+
+class _Foreign(Law):
+    """Any object with `hazard(age)`, taken for a law."""
+
+    def __init__(self, law: Any) -> None:
+        self.law = law
+        self.needs_state = bool(getattr(law, "needs_state", False))
+
+    @property
+    def mean(self) -> float:
+        return float(self.law.mean) if hasattr(self.law, "mean") else super().mean
+
+    @property
+    def variance(self) -> float:
+        return float(self.law.variance) if hasattr(self.law, "variance") else super().variance
+
+    def hazard(self, age: Any, *state: Any) -> Any:
+        return self.law.hazard(age, *state)
+
+
+def as_law(law: Any) -> Law:
+    """The law itself, or any object with `hazard(age)` as one."""
+    if isinstance(law, Law):
+        return law
+    if isinstance(law, type) or not callable(getattr(law, "hazard", None)):
+        raise TypeError(
+            f"{law!r} is no truncation law: it has no hazard(age) that could be called. Pass a law such as "
+            "PowerLaw(mean=50, alpha=4) or Fixed(50), or any object with hazard(age)."
+        )
+    return _Foreign(law)
+
+
+def check_hazard(value: Any, age: int, law: Any) -> float:
+    """A hazard that can be compensated: in [0, 1)."""
+    hazard = float(value)
+    if not 0 <= hazard < 1:
+        why = (
+            "a cut that is certain cannot be compensated, 1/(1-c) being infinite"
+            if hazard == 1
+            else "a probability must be in [0, 1)"
+        )
+        raise ValueError(
+            f"hazard({age}) of {type(law).__name__} is {hazard}: {why}. "
+            "Return a value in [0, 1); for cuts at a fixed length use Fixed(length), or Truncation(law, cap=n)."
+        )
+    return hazard
+
+
+def positive_integer(value: Any, name: str) -> int:
+    """`value` as an int, or an error that names the argument as it was typed."""
+    if isinstance(value, bool) or not hasattr(value, "__index__") or value.__index__() < 1:
+        raise ValueError(
+            f"{name} got {value!r}: it counts time steps, so it must be a whole number of at least 1. "
+            "Pass an int such as 50."
+        )
+    return int(value)
+
+
+def fresh_generator(seed: int | None = None) -> torch.Generator:
+    """A generator of our own, seeded from the system's entropy unless told; the global one is never touched."""
+    generator = torch.Generator()
+    if seed is None:
+        generator.seed()
+    else:
+        generator.manual_seed(seed)
+    return generator
+
+
+def elementwise(function: Callable[[Array], Any], n: Any) -> Any:
+    """`function` of a number as a number, of an array as an array, of a tensor as a tensor."""
+    if isinstance(n, Tensor):
+        return torch.from_numpy(np.asarray(function(n.detach().cpu().double().numpy())))
+    array = np.asarray(n, dtype=np.float64)
+    value = function(array)
+    return value if array.ndim else float(value)
+
+
+def ages(age: Array) -> Array:
+    if np.any(age < 1):
+        raise ValueError(
+            f"hazard got an age of {np.min(age):g}: ages count from 1, the age after a segment's first step. "
+            "Pass ages of at least 1."
+        )
+    return age
+
+
+def geometric(rate: Tensor, generator: torch.Generator) -> Tensor:
+    """Lengths with P(length > n) = exp(-rate · n), by inversion of an exponential variate."""
+    lengths = torch.empty_like(rate).exponential_(generator=generator).div_(rate).floor_()
+    return lengths.clamp_(max=FOREVER).long() + 1
+
+
+def log_gamma_ratio(z: Array, a: float) -> Array:
+    """log Γ(z)/Γ(z+a) to full precision also where both are huge, and differences of it are what counts."""
+    shift = np.zeros_like(z)
+    for _ in range(10):  # Γ(z)/Γ(z+a) = (z+a)/z · Γ(z+1)/Γ(z+1+a), until Stirling's series is exact
+        small = z < 10
+        shift += np.where(small, np.log1p(a / z), 0.0)
+        z = np.where(small, z + 1, z)
+    end = z + a
+    stirling = (z - 0.5) * -np.log1p(a / z) - a * np.log(end) + a
+    return stirling + _stirling_rest(z) - _stirling_rest(end) + shift
+
+
+def _stirling_rest(z: Array) -> Array:
+    w = 1 / z**2
+    return (1 / 12 - w * (1 / 360 - w * (1 / 1260 - w * (1 / 1680 - w * (1 / 1188 - w * 691 / 360360))))) / z

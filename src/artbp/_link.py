@@ -1,0 +1,243 @@
+"""The link: the identity forward, a factor on the gradient backward."""
+
+from __future__ import annotations
+
+import itertools
+import math
+import numbers
+from typing import Any, TypeVar
+
+import torch
+from torch import Tensor
+from torch.autograd import forward_ad
+
+from artbp import _tree
+
+State = TypeVar("State")
+Factor = float | Tensor
+
+_NUMBER = (float, int, numbers.Real)
+_LOW_PRECISION = (torch.bfloat16, torch.float16)
+_DOUBLE = (torch.float64, torch.complex128)
+_backward_calls = itertools.count(1)  # `next` on it is atomic: backward passes run in threads of their own
+
+
+def link(state: State, factor: Factor, dim: int = 0) -> State:
+    r"""The factor on the gradient that crosses a step boundary; forward, the identity.
+
+    With :math:`y = \mathrm{link}(s, \lambda)`,
+
+    .. math:: y = s, \qquad \frac{\partial L}{\partial s} = \lambda \, \frac{\partial L}{\partial y} .
+
+    Put it on the edge that brings :math:`s_{t-1}` into step t, and only there: the loss at t-1 must read the state
+    *before* the link, so that the recurrent path is scaled and :math:`\partial \ell_{t-1}/\partial s` is not. All one
+    is backpropagation through time; 0 every L steps is truncated; 0 with probability c and 1/(1-c) otherwise has mean
+    one, and leaves the expected gradient what it was (Tallec & Ollivier 2017; :class:`artbp.Truncation` draws such
+    factors).
+
+    Args:
+        state: a tensor, or any nesting of tuples, lists, dicts, namedtuples and dataclasses of them. Leaves that are no
+            floating-point or complex tensors pass through untouched.
+        factor: a number for all, or a tensor (B,) with one factor a lane along `dim`; on the CPU in float64, as
+            `Truncation` draws them, for a state on any device and of any dtype. A number 0 detaches, so that the graph
+            behind it is freed; a zero in a tensor gives an exactly zero gradient, even when inf or nan arrives.
+        dim: the dimension of the lanes in every tensor of the state: 1 for the states of torch.nn's layers.
+
+    Cost: no copy forward; backward one multiplication a tensor. A bfloat16 or float16 gradient is multiplied in float32
+    and rounded *stochastically*, for rounding to nearest would undo every factor below 1 + 2^-9 (2^-12) in silence. The
+    rounding is unbiased, and draws on no generator of torch's in eager mode (compiled, it uses the graph's own).
+
+    Works under double backward, forward mode, `torch.func`, autocast and `torch.compile`.
+
+    Example:
+        >>> s = torch.ones(3, requires_grad=True)
+        >>> link(s, 1.25).sum().backward()
+        >>> s.grad
+        tensor([1.2500, 1.2500, 1.2500])
+    """
+    factor = _checked(factor)
+    if not isinstance(factor, Tensor):
+        if factor == 1.0:
+            return state
+        if factor == 0.0:
+            return _tree.detach(state)
+    leaves = _tree.tensors(state)
+    places = [i for i, leaf in enumerate(leaves) if leaf.is_floating_point() or leaf.is_complex()]
+    if not places:
+        return state
+    if isinstance(factor, Tensor) and factor.dim():
+        for i in places:
+            _check_lanes(leaves[i], factor, dim)
+    # One Function for the whole state, not one a tensor: the Python call is what a link costs.
+    linked = _apply(factor, dim, *[leaves[i] for i in places])
+    for i, leaf in zip(places, linked, strict=True):
+        leaves[i] = leaf
+    return _tree.replace(state, leaves)
+
+
+def _checked(factor: Any) -> Any:
+    if isinstance(factor, Tensor):
+        if factor.requires_grad:
+            raise ValueError(
+                "link's factor requires grad: the estimator's weights are constants, and a gradient through them would "
+                "not be the loss's. Pass factor.detach()."
+            )
+        if factor.dim() > 1:
+            raise ValueError(
+                f"link's factor has shape {tuple(factor.shape)}: one boundary takes a number, or one factor a lane "
+                "(B,). Pass one step's row, links[t]."
+            )
+        if factor.dim() == 1 or factor.device.type != "cpu" or _is_traced():
+            return factor  # reading its value would synchronise, or break the graph
+        factor = factor.item()
+    if not isinstance(factor, _NUMBER):
+        raise TypeError(
+            f"link's factor is {factor!r}, a {type(factor).__name__}: it multiplies the gradient, so it must be a "
+            "number or a tensor with one number a lane (B,). Pass a float such as 1.25, or links[t]."
+        )
+    if not 0.0 <= float(factor) < math.inf:
+        raise ValueError(
+            f"link's factor is {factor}: it must be finite and at least 0 (a cut is 0, and 1/(1-c) needs c < 1). "
+            "Draw links with artbp.Truncation, or pass 1.0 to leave the gradient alone."
+        )
+    return factor
+
+
+def _is_traced() -> bool:
+    return torch.compiler.is_compiling() or torch._C._are_functorch_transforms_active()
+
+
+def _check_lanes(leaf: Tensor, factor: Tensor, dim: int) -> None:
+    if not -leaf.dim() <= dim < leaf.dim() or leaf.shape[dim] != factor.shape[0]:
+        raise ValueError(
+            f"link got {factor.shape[0]} factors along dim {dim}, but a tensor of the state has shape "
+            f"{tuple(leaf.shape)}. Pass one factor a lane, and as `dim` the dimension that counts lanes (1 for "
+            "torch.nn's states, 0 for those of its cells)."
+        )
+
+
+class _Link(torch.autograd.Function):
+    generate_vmap_rule = True
+
+    @staticmethod
+    def forward(factor: Factor, dim: int, *leaves: Tensor) -> tuple[Tensor, ...]:
+        # Views: no copy, and torch refuses an in-place operation on them, which would undo the link or rewrite a leaf.
+        return tuple([leaf.view_as(leaf) for leaf in leaves])
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
+        ctx.factor, ctx.dim = inputs[:2]
+        if isinstance(ctx.factor, Tensor):
+            ctx.save_for_backward(ctx.factor)
+            ctx.save_for_forward(ctx.factor)
+            ctx.factor = None
+        ctx.set_materialize_grads(False)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor | None) -> tuple[Tensor | None, ...]:
+        return None, None, *_Link.scaled(ctx, gradients)
+
+    @staticmethod
+    def scaled(ctx: Any, gradients: tuple[Tensor | None, ...]) -> list[Tensor | None]:
+        factor = ctx.saved_tensors[0] if ctx.factor is None else ctx.factor
+        return [None if gradient is None else _scale(gradient, factor, ctx.dim) for gradient in gradients]
+
+
+class _LinkForwardMode(_Link):
+    """The link with its forward-mode derivative: it has to copy, and torch.compile does not trace it."""
+
+    @staticmethod
+    def forward(factor: Factor, dim: int, *leaves: Tensor) -> tuple[Tensor, ...]:
+        return tuple([leaf.clone() for leaf in leaves])
+
+    @staticmethod
+    def jvp(ctx: Any, *tangents: Tensor | None) -> tuple[Tensor | None, ...]:
+        return tuple(_Link.scaled(ctx, tangents[2:]))
+
+
+def _apply(factor: Factor, dim: int, *leaves: Tensor) -> tuple[Tensor, ...]:
+    function: Any = _Link
+    if torch.compiler.is_compiling():
+        pass
+    elif torch._C._are_functorch_transforms_active() or forward_ad._current_level >= 0:
+        function = _LinkForwardMode
+    elif not torch.is_grad_enabled():
+        return tuple([leaf.detach() for leaf in leaves])
+    else:
+        # What `apply` calls in the end; before that it binds the arguments through inspect.signature, which costs more
+        # than all else here.
+        function = super(torch.autograd.Function, _Link)
+    linked: tuple[Tensor, ...] = function.apply(factor, dim, *leaves)
+    return linked
+
+
+def _scale(gradient: Tensor, factor: Factor, dim: int) -> Tensor:
+    """factor · gradient, exactly zero where the factor is."""
+    if isinstance(factor, Tensor):
+        factor = _broadcast(factor, gradient, dim)
+    return _scale_low_precision(gradient, factor) if gradient.dtype in _LOW_PRECISION else _product(gradient, factor)
+
+
+def _product(gradient: Tensor, factor: Factor) -> Tensor:
+    product = gradient * factor
+    return product.masked_fill(factor == 0, 0) if isinstance(factor, Tensor) else product
+
+
+def _broadcast(factor: Tensor, gradient: Tensor, dim: int) -> Tensor:
+    real = torch.float64 if gradient.dtype in _DOUBLE else torch.float32
+    factor = factor.to(real).to(gradient.device, non_blocking=True)
+    if not factor.dim():
+        return factor
+    shape = [1] * gradient.dim()
+    shape[dim] = -1
+    return factor.reshape(shape)
+
+
+class _ScaleLowPrecision(torch.autograd.Function):
+    """factor · gradient in float32, rounded once, stochastically; linear, hence its own derivative."""
+
+    generate_vmap_rule = True
+
+    @staticmethod
+    def forward(gradient: Tensor, factor: Factor) -> Tensor:
+        return _round_stochastically(_product(gradient.float(), factor), gradient.dtype)
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
+        ctx.factor = inputs[1]
+        if isinstance(ctx.factor, Tensor):
+            ctx.save_for_backward(ctx.factor)
+            ctx.factor = None
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None]:
+        factor = ctx.saved_tensors[0] if ctx.factor is None else ctx.factor
+        return _scale_low_precision(gradient, factor), None
+
+
+def _scale_low_precision(gradient: Tensor, factor: Factor) -> Tensor:
+    function: Any = _ScaleLowPrecision
+    scaled: Tensor = function.apply(gradient, factor)
+    return scaled
+
+
+def _round_stochastically(value: Tensor, dtype: torch.dtype) -> Tensor:
+    """One of the two neighbours, such that the mean is exact: floor(value / ulp + u) · ulp, u uniform on [0, 1)."""
+    digits, smallest = (8, -100) if dtype is torch.bfloat16 else (11, -24)
+    exponent = torch.frexp(value.detach()).exponent - digits
+    exponent = exponent.clamp(min=smallest)  # a coarser grid near zero, on which the mean is as exact
+    ulp = torch.ldexp(torch.ones_like(value), exponent)
+    rounded = torch.floor(value / ulp + _uniform(value)) * ulp
+    return torch.where(value.isfinite(), rounded, value).to(dtype)
+
+
+def _uniform(like: Tensor) -> Tensor:
+    """Uniform on [0, 1), a hash of the position and of this call's number, so that no generator moves."""
+    if torch.compiler.is_compiling():
+        return torch.rand_like(like)  # a call's number would be frozen into the graph, and the same elements stay stuck
+    key = (next(_backward_calls) * 0x9E3779B1 + 0x7F4A7C15) % 2**32 - 2**31
+    bits = torch.arange(like.numel(), device=like.device, dtype=torch.int32) * -1640531527 + key
+    bits = (bits ^ ((bits >> 16) & 0xFFFF)) * 0x7FEB352D  # lowbias32, an integer hash without visible bias
+    bits = (bits ^ ((bits >> 15) & 0x1FFFF)) * -2073254261
+    bits = bits ^ ((bits >> 16) & 0xFFFF)
+    return ((bits >> 8) & 0xFFFFFF).to(like.dtype).reshape(like.shape) * 2.0**-24

@@ -1,0 +1,58 @@
+"""The protocol between a step and whoever differentiates it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from torch import Tensor
+
+from artbp import _tree
+
+Step = Callable[[Any, Any, Tensor | None], tuple[Tensor, Any]]
+Cell = Callable[[Any, Any], tuple[Tensor, Any]]
+
+
+def count_steps(inputs: Any, links: Tensor | None) -> int:
+    T = _tree.length(inputs)
+    if T is None:
+        if links is None:
+            raise ValueError(
+                "neither inputs nor links say how many steps there are. Pass inputs with time as dimension 0, or links "
+                "(T,)."
+            )
+        T = links.shape[0]
+    if links is not None and (links.dim() not in (1, 2) or links.shape[0] != T):
+        raise ValueError(
+            f"links have shape {tuple(links.shape)} for inputs of {T} steps: there is one link on the edge into each "
+            f"step. Pass links of shape ({T},), or ({T}, B) with one column a lane."
+        )
+    if T == 0:
+        raise ValueError(
+            "inputs hold no steps (their dimension 0 is empty), so there is no loss. Stop at a stream's end."
+        )
+    return T
+
+
+def run(step: Step, inputs: Any, state: Any, links: Tensor | None) -> tuple[Tensor, Any]:
+    result: Any = step(inputs, state, links)
+    if not isinstance(result, tuple) or len(result) != 2:
+        raise TypeError(
+            f"the step returned {_tree.structure(result)}: it must return (loss, state), the loss summed over its "
+            "steps. A function of a single time step becomes such a step through artbp.unroll(cell)."
+        )
+    loss, after = result
+    if not isinstance(loss, Tensor) or loss.dim() or not loss.is_floating_point():
+        what = f"of shape {tuple(loss.shape)} and {loss.dtype}" if isinstance(loss, Tensor) else repr(loss)
+        raise ValueError(
+            f"the step's loss is {what}: a gradient needs a real scalar tensor. Sum over time and lanes (sum, not mean:"
+            " a mean over a segment's own random length is biased)."
+        )
+    return loss, after
+
+
+def no_gradient() -> RuntimeError:
+    return RuntimeError(
+        "the loss does not depend on anything that requires grad, so there is nothing to differentiate. Check that "
+        "parameters require grad and that the step does not run under no_grad or detach its result."
+    )
