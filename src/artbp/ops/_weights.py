@@ -31,6 +31,7 @@ class Window:
     edge: float | Tensor  # the link on the state that enters: a number, or (B, 1)
     weights: Tensor | None  # w (n, 1, 1) or (n, B, 1); None where all are one
     inverse: Tensor | None  # 1 / w, float32 like the weights
+    following: Tensor | None  # 1 / w of the next step, for what step t hands to step t+1; the last row is one
 
     def scale_entering(self, gradient: Tensor) -> Tensor:
         """edge · gradient, a new tensor, exactly zero where the edge is."""
@@ -56,10 +57,13 @@ def windows(links: Tensor, device: torch.device) -> list[Window]:
     found = []
     for first, last, product in _spans(links.numpy()):
         edge = float(links[first]) if links.dim() == 1 else links[first].to(device, torch.float32).unsqueeze(1)
-        weights = None if product is None else torch.from_numpy(product).to(device, torch.float32)
-        if weights is not None:
-            weights = weights.view(last - first, -1, 1)
-        found.append(Window(first, last, edge, weights, None if weights is None else weights.reciprocal()))
+        if product is None:
+            found.append(Window(first, last, edge, None, None, None))
+            continue
+        weights = torch.from_numpy(product).to(device, torch.float32).view(last - first, -1, 1)
+        inverse = weights.reciprocal()
+        following = torch.cat((inverse[1:], torch.ones_like(inverse[:1])))
+        found.append(Window(first, last, edge, weights, inverse, following))
     _latest = weakref.ref(links), links._version, device, found
     return found
 
