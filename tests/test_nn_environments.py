@@ -199,3 +199,33 @@ def test_torchs_gradcheck_passes_where_links_are_one_but_given(name: str) -> Non
     links = torch.tensor([[3.0, 0.5]], dtype=torch.float64)
     assert torch.autograd.gradcheck(lambda value: layer(value, links=links)[0], (x,))
     assert torch.autograd.gradgradcheck(lambda value: layer(value, links=links)[0], (x,))
+
+
+@pytest.mark.parametrize("name", ["LSTM", "GRU"])
+def test_transforms_of_torch_func_see_the_links(name: str) -> None:
+    """Under torch.func nothing requires grad in the usual way: the links must count all the same."""
+    layer = getattr(artbp.nn, name)(3, 4, dtype=torch.float64)
+    x, links = torch.randn(5, 2, 3, dtype=torch.float64), torch.rand(5, dtype=torch.float64)
+    parameters = {key: value.detach() for key, value in layer.named_parameters()}
+
+    def loss(given: dict[str, torch.Tensor]) -> torch.Tensor:
+        return torch.func.functional_call(layer, given, (x,), {"links": links})[0].square().sum()
+
+    found = torch.func.grad(loss)(parameters)
+    layer(x, links=links)[0].square().sum().backward()
+    expected = [parameter.grad for parameter in layer.parameters()]
+    assert distance(list(found.values()), expected) <= 1e-10
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+def test_forward_mode_sees_the_links() -> None:
+    """Forward mode is the transpose: the same bilinear form from either side."""
+    layer = artbp.nn.GRU(3, 4, dtype=torch.float64).requires_grad_(False)
+    x, v = torch.randn(2, 5, 2, 3, dtype=torch.float64).unbind(0)
+    links, u = torch.rand(5, dtype=torch.float64), torch.randn(5, 2, 4, dtype=torch.float64)
+    with torch.autograd.forward_ad.dual_level():
+        output = layer(torch.autograd.forward_ad.make_dual(x, v), links=links)[0]
+        forward = (torch.autograd.forward_ad.unpack_dual(output).tangent * u).sum()
+    leaf = x.clone().requires_grad_()
+    backward = (torch.autograd.grad(layer(leaf, links=links)[0], leaf, u)[0] * v).sum()
+    assert torch.allclose(forward, backward, rtol=1e-12)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 import warnings
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from contextvars import ContextVar
 from typing import Any, TypeVar
 
@@ -88,9 +88,13 @@ def _forward(layer: _Linked, plain: Any, source: Any, hx: Any, given: Tensor) ->
     sequences = _stack.arrange(layer, source, hx)
     packed = isinstance(source, PackedSequence)
     lanes = sequences.lanes if packed or source.dim() == 3 else None
-    links = _check.links(given, sequences.steps, lanes, packed or layer.batch_first)
+    transformed = dispatch.transformed()
+    with torch._C._DisableFuncTorch() if transformed else nullcontext():  # links are constants to every transform
+        links = _check.links(given, sequences.steps, lanes, packed or layer.batch_first)
     if sequences.data.is_meta or not _wants_gradient(layer, sequences):
         return plain(source, hx)
+    if transformed:
+        return _stack.run(layer, sequences, links)
     spans = windows(links, links.device)
     if len(spans) == 1 and spans[0].weights is None:  # the edge into the call is all there may be to scale, or to cut
         edge_is_one = bool((links[0] == 1).all())

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -41,15 +42,14 @@ def links(given: Any, steps: int, lanes: int | None, lanes_first: bool) -> Tenso
             " at every call. Keep them on the CPU, wherever the input is: links.cpu()."
         )
     _check_shape(given, steps, lanes, lanes_first)
-    copy = given.to(torch.float64, copy=True)
-    values = copy.numpy()
+    values = given.numpy().astype(np.float64)  # a copy
     low, high = (float(values.min()), float(values.max())) if values.size else (1.0, 1.0)
     if not (low >= 0.0 and high < math.inf):  # written so that nan fails too
         raise ValueError(
             f"links hold values from {low} to {high}: a factor must be finite and at least 0 (a cut is 0, and 1/(1-c) "
             "needs c < 1). Draw them with artbp.Truncation, or use 1.0 where the gradient is to pass as it is."
         )
-    return copy.t().contiguous() if copy.dim() == 2 and lanes_first else copy
+    return torch.from_numpy(np.ascontiguousarray(values.T) if values.ndim == 2 and lanes_first else values)
 
 
 def _check_shape(given: Tensor, steps: int, lanes: int | None, lanes_first: bool) -> None:
