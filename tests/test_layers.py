@@ -14,18 +14,8 @@ import pytest
 
 PACKAGE = Path(__file__).parent.parent / "src" / "artbp"
 CORE = [
-    "_version",
-    "_tree",
-    "_law",
-    "laws",
-    "_derived",
-    "_link",
-    "truncation",
-    "_replay",
-    "_step",
-    "_boundary",
-    "_windows",
-    "_backprop",
+    *("_version", "_tree", "_beta_geometric", "_law", "laws", "_derived", "_link", "truncation"),
+    *("_replay", "_step", "_boundary", "_windows", "_backprop"),
 ]
 LAYERS = [*CORE, "ops", "nn", "estimators", "diagnostics", "data"]
 LEAVES = ["train", "experiments"]  # import the layers and the package itself, and ignore each other

@@ -10,7 +10,7 @@ from torch import Tensor
 from artbp import _tree
 from artbp._law import positive_integer
 from artbp._link import link
-from artbp._step import Cell, Step, count_steps, no_gradient, run
+from artbp._step import Cell, Step, count_steps, no_gradient, run, wide
 from artbp._windows import Windows
 
 State = TypeVar("State")
@@ -54,8 +54,9 @@ def backprop(
     With windows too, gradients arrive once: parameters' hooks fire once, DistributedDataParallel reduces once, and
     inputs and a state that require grad (an encoder in front, a learned first state) get theirs in the same single
     backward pass. A window that is run again sees the random numbers of its first run, and buffers that a forward
-    updates (batch norm's statistics) are updated once: those of every module that `step` is, is bound to, closes over
-    or names. Generators of the step's own, and state outside of modules' buffers, it must replay by itself.
+    updates (batch norm's statistics) are updated once: those of every module that `step` is, is bound to, closes over,
+    holds or names. Generators of the step's own, and what else it changes outside of itself, it must replay by itself.
+    The first run is under no_grad: a step that takes gradients within itself does so under `torch.enable_grad()`.
     """
     T = count_steps(inputs, links)
     if window is not None:
@@ -95,7 +96,7 @@ def unroll(cell: Cell, *, dim: int = 0) -> Step:
         for t, factor in enumerate(_factors(links, T, state)):
             row = _tree.replace(inputs, [leaf[t] for leaf in _tree.tensors(inputs)])
             loss, state = cell(row, link(state, factor, dim))
-            losses.append(loss)
+            losses.append(wide(loss))
         return sum(losses[1:], losses[0]), state
 
     return step

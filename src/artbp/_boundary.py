@@ -21,6 +21,7 @@ class Boundary:
         self.silenced: list[tuple[Tensor, dict[int, Any], Tensor | None]] = []
         # Tensors with a history, in sight of the step: they are outside whatever their node says of itself.
         self.known = {_edge(tensor): tensor for tensor in known if tensor.grad_fn is not None}
+        self.older: set[Any] = set()  # nodes found to be outside for good: a graph does not grow at its roots
 
     def __enter__(self) -> None:
         """From here on the hooks of the boundary's tensors wait; they are called once, by :meth:`hand_on`."""
@@ -41,9 +42,20 @@ class Boundary:
         wanted = [leaf for leaf in leaves if leaf.requires_grad]
         edges = self.edges([root for root, _ in roots], newest, {id(leaf) for leaf in wanted})
         sought: list[Any] = [*wanted, *(GradientEdge(*edge) for edge in edges)]
-        gradients: tuple[Tensor | None, ...] = torch.autograd.grad(
-            [root for root, _ in roots], sought, [gradient for _, gradient in roots], allow_unused=True
-        )
+        # Where one edge lies behind another (a weight that the step uses, and its transpose made outside), the engine
+        # would go on through the outer graph, in every window: nothing passes, and nothing there is freed.
+        stops = [edge[0].register_prehook(_nothing) for edge in edges if _leaf(edge[0]) is None]
+        try:
+            gradients: tuple[Tensor | None, ...] = torch.autograd.grad(
+                [root for root, _ in roots],
+                sought,
+                [gradient for _, gradient in roots],
+                allow_unused=True,
+                retain_graph=bool(stops),
+            )
+        finally:
+            for stop in stops:
+                stop.remove()
         for edge, gradient in zip(edges, gradients[len(wanted) :], strict=True):
             if gradient is None:
                 continue
@@ -70,7 +82,7 @@ class Boundary:
                 if id(leaf) not in own and edge not in edges:
                     self.silence(leaf)
                     edges[edge] = None
-            elif edge in self.known or _number(node) <= newest:
+            elif edge in self.known or (_number(node) <= newest and self.is_older(node, own)):
                 if edge in self.known and edge not in edges:
                     self.silence(self.known[edge])
                 edges[edge] = None
@@ -78,6 +90,22 @@ class Boundary:
                 seen.add(node)
                 stack += [after for after in node.next_functions if after[0] is not None]
         return list(edges)
+
+    def is_older(self, node: Any, own: set[int]) -> bool:
+        """Whether nothing of the window's own lies behind a node: other threads count their nodes from elsewhere."""
+        if node in self.older:
+            return True
+        seen, stack = {node}, [node]
+        while stack:
+            leaf = _leaf(stack[-1])
+            if leaf is not None and id(leaf) in own:
+                return False
+            for after, _ in stack.pop().next_functions:
+                if after is not None and after not in seen and after not in self.older:
+                    seen.add(after)
+                    stack.append(after)
+        self.older |= seen
+        return True
 
     def silence(self, tensor: Tensor) -> None:
         """autograd.grad would call a tensor's hooks, and fill the .grad that it retains, in every window."""
@@ -96,6 +124,10 @@ class Boundary:
         if roots:
             torch.autograd.backward(roots, [*self.sums.values(), *(gradient for _, gradient in also)])
         return bool(roots)
+
+
+def _nothing(arriving: tuple[Tensor | None, ...]) -> tuple[None, ...]:
+    return tuple(None for _ in arriving)
 
 
 def _edge(tensor: Tensor) -> Edge:

@@ -22,9 +22,9 @@ class Law(ABC):
     """A distribution of segment lengths, given by its hazard.
 
     Override `hazard(age)`; it is called with one age at a time, 1, 2, …, and may return anything in [0, 1). All else is
-    derived: exactly where the survival ends within 4 million steps, in words where it does not. A law that looks at the
-    state overrides `hazard(age, state)` and sets `needs_state = True`; it can be stepped, and has no lengths of its
-    own.
+    derived from it, up to an age of 4 million: a longer segment counts as one that never ends. Every age is asked for
+    once, so a law must not change after its first use. A law that looks at the state overrides `hazard(age, state)` and
+    sets `needs_state = True`; it can be stepped, and has no lengths of its own.
 
     Example:
         >>> class Linear(Law):
@@ -61,7 +61,7 @@ class Law(ABC):
 
     def survival(self, n: Any) -> Any:
         """P(length > n)."""
-        return elementwise(self._survival, n)
+        return elementwise(lambda n: self._survival(np.floor(n)), n)
 
     def pmf(self, n: Any) -> Any:
         """P(length = n)."""
@@ -100,15 +100,20 @@ class Law(ABC):
                 f"{type(self).__name__} looks at the state, so its segments have no distribution of their own: what "
                 "comes later depends on states that do not exist yet. Step it: Truncation(law).step(state)."
             )
+        if last > 2 * _LONGEST_TABLE:
+            raise ValueError(
+                f"{self!r} is asked for what happens after {last:,} steps: a law without closed forms is tabulated, up "
+                f"to {2 * _LONGEST_TABLE:,}. Override _survival, or use PowerLaw or Tabulated, which have one."
+            )
         known: Array = self.__dict__.get("_known_hazards", np.empty(0))
         if last > len(known):
-            ages = range(len(known) + 1, max(last, 2 * len(known)) + 1)
+            ages = range(len(known) + 1, max(last, min(2 * len(known), _LONGEST_TABLE)) + 1)
             known = np.append(known, [check_hazard(self.hazard(age), age, self) for age in ages])
             self.__dict__["_known_hazards"] = known
         return known[:last]
 
     def _survival(self, n: Array) -> Array:
-        last = int(n.max(initial=0))
+        last = int(min(n.max(initial=0), FOREVER))
         table = np.exp(np.append(0.0, np.log1p(-self._hazards(last)).cumsum()))
         survival: Array = table[np.maximum(n, 0).astype(np.int64)]
         return survival
@@ -127,20 +132,14 @@ class Law(ABC):
         return sums
 
     def _sample(self, shape: tuple[int, ...], generator: torch.Generator) -> Tensor:
-        """The first age at which the summed hazard -log(1-c) passes an exponential variate: exact, one variate a "
-        "length.
-        """
+        """The first age at which the summed hazard -log(1-c) passes an exponential variate: one variate a length."""
         budget = torch.empty(shape, dtype=torch.float64).exponential_(generator=generator).numpy()
         largest = budget.max(initial=0)
         last = 64
-        while (spent := -np.log1p(-self._hazards(last)).cumsum())[-1] < largest:
-            if last >= _LONGEST_TABLE:
-                raise ValueError(
-                    f"{self!r} drew a length beyond {_LONGEST_TABLE:,} steps: its hazard falls too fast to search for "
-                    "it. Override _sample with a closed form, or use PowerLaw, which samples any length at once."
-                )
+        while (spent := -np.log1p(-self._hazards(last)).cumsum())[-1] <= largest and last < _LONGEST_TABLE:
             last *= 2
-        return torch.from_numpy(np.asarray(np.searchsorted(spent, budget, side="right") + 1))
+        lengths = np.searchsorted(spent, budget, side="right") + 1
+        return torch.from_numpy(np.asarray(np.where(lengths > last, FOREVER, lengths)))
 
     def _mean_in_blocks(self, block: int) -> float:
         """The mean of the length rounded up to a multiple of `block`: block · Σ S(m · block)."""
@@ -180,6 +179,13 @@ class _Foreign(Law):
     def __init__(self, law: Any) -> None:
         self.law = law
         self.needs_state = bool(getattr(law, "needs_state", False))
+
+    def __repr__(self) -> str:
+        return repr(self.law)
+
+    @property
+    def unbiased(self) -> bool:
+        return bool(getattr(self.law, "unbiased", True))
 
     @property
     def mean(self) -> float:
@@ -236,9 +242,24 @@ def fresh_generator(seed: int | None = None) -> torch.Generator:
     generator = torch.Generator()
     if seed is None:
         generator.seed()
-    else:
-        generator.manual_seed(seed)
-    return generator
+        return generator
+    if not hasattr(seed, "__index__"):
+        raise TypeError(f"seed got {seed!r}: a generator is seeded by a whole number. Pass an int such as 0.")
+    return generator.manual_seed(seed.__index__())
+
+
+def real(value: Any, name: str) -> float:
+    """`value` as a float, or an error that names the argument as it was typed."""
+    if isinstance(value, str) or not (hasattr(value, "__float__") or hasattr(value, "__index__")):
+        raise TypeError(
+            f"{name} got {value!r}, a {type(value).__name__}: it must be a number. Pass one such as 50 or 4.5."
+        )
+    return float(value)
+
+
+def written(value: float) -> str:
+    """A number as one would type it: 16, not 16.0."""
+    return str(int(value)) if value.is_integer() and abs(value) < 1e15 else repr(value)
 
 
 def elementwise(function: Callable[[Array], Any], n: Any) -> Any:
@@ -251,7 +272,7 @@ def elementwise(function: Callable[[Array], Any], n: Any) -> Any:
 
 
 def ages(age: Array) -> Array:
-    if np.any(age < 1):
+    if not np.all(age >= 1):  # nan, too
         raise ValueError(
             f"hazard got an age of {np.min(age):g}: ages count from 1, the age after a segment's first step. "
             "Pass ages of at least 1."
@@ -263,20 +284,3 @@ def geometric(rate: Tensor, generator: torch.Generator) -> Tensor:
     """Lengths with P(length > n) = exp(-rate · n), by inversion of an exponential variate."""
     lengths = torch.empty_like(rate).exponential_(generator=generator).div_(rate).floor_()
     return lengths.clamp_(max=FOREVER).long() + 1
-
-
-def log_gamma_ratio(z: Array, a: float) -> Array:
-    """log Γ(z)/Γ(z+a) to full precision also where both are huge, and differences of it are what counts."""
-    shift = np.zeros_like(z)
-    for _ in range(10):  # Γ(z)/Γ(z+a) = (z+a)/z · Γ(z+1)/Γ(z+1+a), until Stirling's series is exact
-        small = z < 10
-        shift += np.where(small, np.log1p(a / z), 0.0)
-        z = np.where(small, z + 1, z)
-    end = z + a
-    stirling = (z - 0.5) * -np.log1p(a / z) - a * np.log(end) + a
-    return stirling + _stirling_rest(z) - _stirling_rest(end) + shift
-
-
-def _stirling_rest(z: Array) -> Array:
-    w = 1 / z**2
-    return (1 / 12 - w * (1 / 360 - w * (1 / 1260 - w * (1 / 1680 - w * (1 / 1188 - w * 691 / 360360))))) / z

@@ -45,7 +45,8 @@ def link(state: State, factor: Factor, dim: int = 0) -> State:
 
     Cost: no copy forward; backward one multiplication a tensor. A bfloat16 or float16 gradient is multiplied in float32
     and rounded *stochastically*, for rounding to nearest would undo every factor below 1 + 2^-9 (2^-12) in silence. The
-    rounding is unbiased, and draws on no generator of torch's in eager mode (compiled, it uses the graph's own).
+    rounding is unbiased. It draws on no generator of torch's, but on a count of its own calls, so that two runs in one
+    process differ by rounding (compiled, it uses the graph's generator).
 
     Works under double backward, forward mode, `torch.func`, autocast and `torch.compile`.
 
@@ -81,6 +82,10 @@ def _checked(factor: Any) -> Any:
             raise ValueError(
                 "link's factor requires grad: the estimator's weights are constants, and a gradient through them would "
                 "not be the loss's. Pass factor.detach()."
+            )
+        if factor.is_complex():
+            raise ValueError(
+                f"link's factor is a {factor.dtype} tensor: a weight is a real number. Pass factors in float64."
             )
         if factor.dim() > 1:
             raise ValueError(
@@ -173,6 +178,9 @@ def _apply(factor: Factor, dim: int, *leaves: Tensor) -> tuple[Tensor, ...]:
 
 def _scale(gradient: Tensor, factor: Factor, dim: int) -> Tensor:
     """factor · gradient, exactly zero where the factor is."""
+    if gradient.dtype is torch.complex32:
+        parts = _scale(torch.view_as_real(gradient), factor, dim if dim >= 0 else dim - 1)
+        return torch.view_as_complex(parts)
     if isinstance(factor, Tensor):
         factor = _broadcast(factor, gradient, dim)
     return _scale_low_precision(gradient, factor) if gradient.dtype in _LOW_PRECISION else _product(gradient, factor)

@@ -5,14 +5,18 @@ from __future__ import annotations
 import functools
 import types
 from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
+from itertools import islice
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
 from torch.utils.checkpoint import get_device_states, set_device_states
 
-_DEEP_ENOUGH = 5  # containers and objects between a step and its modules
+_FAR_ENOUGH = 4096  # things to look at in search of a step's modules
+_MANY_ENOUGH = 256  # elements to look at in one container
+_ATOMS = frozenset({int, float, complex, str, bytes, bool, type(None)})
+_LIBRARIES = frozenset({"torch", "artbp", "numpy", "builtins", "typing", "abc", "collections", "functools"})
 
 
 class _Buffer(NamedTuple):
@@ -32,8 +36,8 @@ class Replay:
         found = {id(module): module for root in in_sight if isinstance(root, nn.Module) for module in root.modules()}
         self.modules = list(found.values())
         self.buffers = [(module, name) for module in self.modules for name in module._buffers]
-        parameters = [parameter for module in self.modules for parameter in module._parameters.values()]
-        self.tensors = [tensor for tensor in [*tensors, *in_sight, *parameters] if isinstance(tensor, Tensor)]
+        held = [value for module in self.modules for value in (*module._parameters.values(), *vars(module).values())]
+        self.tensors = [tensor for tensor in [*tensors, *in_sight, *held] if isinstance(tensor, Tensor)]
         self.moments: list[tuple[Tensor, Any, list[_Buffer]]] = []
 
     def remember(self) -> None:
@@ -81,20 +85,23 @@ def _remember(tensor: Tensor | None, before: _Buffer) -> _Buffer:
 
 
 def reachable(step: Any) -> list[Any]:
-    """The modules and tensors that a callable is, is bound to, closes over, holds or names."""
+    """The modules and tensors that a callable is, is bound to, closes over, holds or names.
+
+    The nearest first, and within bounds: a step may close over a whole data set.
+    """
     found: list[Any] = []
     seen: set[int] = set()
     level: list[Any] = [step]
-    for _ in range(_DEEP_ENOUGH):
-        level = list({id(thing): thing for thing in level if id(thing) not in seen}.values())
+    while level and len(seen) < _FAR_ENOUGH:
+        level = list({id(thing): thing for thing in level if id(thing) not in seen}.values())[:_FAR_ENOUGH]
         seen.update(map(id, level))
         found += [thing for thing in level if isinstance(thing, nn.Module | Tensor)]
-        level = [part for thing in level for part in _parts(thing)]
+        level = [part for thing in level for part in _parts(thing) if type(part) not in _ATOMS]
     return found
 
 
 def _parts(thing: Any) -> Iterable[Any]:
-    if isinstance(thing, nn.Module | Tensor | type | types.ModuleType | str | int | float):
+    if isinstance(thing, nn.Module | Tensor | types.ModuleType):
         return ()
     if isinstance(thing, functools.partial):
         return [thing.func, *thing.args, *thing.keywords.values()]
@@ -102,25 +109,56 @@ def _parts(thing: Any) -> Iterable[Any]:
         return [thing.__self__, thing.__func__]
     if isinstance(thing, types.FunctionType):
         return _named_by(thing)
-    if isinstance(thing, list | tuple | set | frozenset):
-        return thing
-    if isinstance(thing, dict):
-        return thing.values()
-    return list(getattr(thing, "__dict__", {}).values())
+    if type(thing) in (list, tuple, set, frozenset):
+        return islice(thing, _MANY_ENOUGH)
+    if type(thing) is dict:
+        return [*islice(thing, _MANY_ENOUGH), *islice(thing.values(), _MANY_ENOUGH)]
+    return [] if _is_library(type(thing).__module__) else _held_by(thing)
+
+
+def _held_by(thing: Any) -> list[Any]:
+    """The attributes of an object and of its class, read without running any code of theirs."""
+    classes = [thing] if isinstance(thing, type) else type(thing).__mro__
+    held = [value for kind in classes if not _is_library(kind.__module__) for value in vars(kind).values()]
+    parts = [getattr(value, "__func__", value) for value in held]  # a static or class method's function
+    parts += [
+        value.__get__(thing)
+        for value in held
+        if isinstance(value, types.MemberDescriptorType) and not isinstance(thing, type) and _is_set(value, thing)
+    ]
+    with suppress(AttributeError):
+        parts += islice(object.__getattribute__(thing, "__dict__").values(), _MANY_ENOUGH)
+    return parts
+
+
+def _is_set(slot: types.MemberDescriptorType, thing: Any) -> bool:
+    try:
+        slot.__get__(thing)
+    except AttributeError:
+        return False
+    return True
 
 
 def _named_by(function: types.FunctionType) -> list[Any]:
-    """What a function closes over, has for defaults, wraps, and finds among the globals of its file."""
+    """What a function closes over, has for defaults, and finds by name among the globals of its file."""
     parts: list[Any] = []
     for cell in function.__closure__ or ():
-        try:
+        with suppress(ValueError):  # a name that is not bound yet
             parts.append(cell.cell_contents)
-        except ValueError:  # a name that is not bound yet
-            continue
     parts += [*(function.__defaults__ or ()), *(function.__kwdefaults__ or {}).values()]
-    if not function.__module__.startswith(("torch.", "artbp.")):  # a library's globals hold no model of the user's
-        codes = [function.__code__]
-        for code in codes:
-            codes += [constant for constant in code.co_consts if isinstance(constant, types.CodeType)]
-            parts += [function.__globals__[name] for name in code.co_names if name in function.__globals__]
+    if _is_library(function.__module__):
+        return parts
+    codes = [function.__code__]
+    for code in codes:
+        codes += [constant for constant in code.co_consts if isinstance(constant, types.CodeType)]
+        named = [function.__globals__[name] for name in code.co_names if name in function.__globals__]
+        for thing in named:
+            if isinstance(thing, types.ModuleType | type) and not _is_library(thing.__name__):
+                parts += [vars(thing)[name] for name in code.co_names if name in vars(thing)]
+        parts += [thing for thing in named if not isinstance(thing, type)]
     return parts
+
+
+def _is_library(module: str | None) -> bool:
+    """Whose names and attributes hold no model of the user's."""
+    return (module or "").partition(".")[0] in _LIBRARIES

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from artbp import _tree
@@ -27,11 +28,23 @@ def count_steps(inputs: Any, links: Tensor | None) -> int:
             f"links have shape {tuple(links.shape)} for inputs of {T} steps: there is one link on the edge into each "
             f"step. Pass links of shape ({T},), or ({T}, B) with one column a lane."
         )
+    _check_lanes(links)
     if T == 0:
         raise ValueError(
             "inputs hold no steps (their dimension 0 is empty), so there is no loss. Stop at a stream's end."
         )
     return T
+
+
+def _check_lanes(links: Tensor | None) -> None:
+    # One by one the numbers of (T,) are link's to check; lanes are looked at once, where that makes no device wait.
+    if links is None or links.dim() != 2 or links.device.type != "cpu" or torch.compiler.is_compiling():
+        return
+    if not bool(((links >= 0) & links.isfinite()).all()):
+        raise ValueError(
+            "links hold values below 0, or infinite, or nan: a cut is 0, and 1/(1-c) needs c < 1. Draw them with "
+            "artbp.Truncation(law).links(T, lanes=...)."
+        )
 
 
 def run(step: Step, inputs: Any, state: Any, links: Tensor | None) -> tuple[Tensor, Any]:
@@ -51,8 +64,13 @@ def run(step: Step, inputs: Any, state: Any, links: Tensor | None) -> tuple[Tens
     return loss, after
 
 
+def wide(loss: Tensor) -> Tensor:
+    """A loss in a precision that sums do not wear down; its gradient is what it was."""
+    return loss.float() if loss.dtype in (torch.bfloat16, torch.float16) else loss
+
+
 def no_gradient() -> RuntimeError:
     return RuntimeError(
         "the loss does not depend on anything that requires grad, so there is nothing to differentiate. Check that "
-        "parameters require grad and that the step does not run under no_grad or detach its result."
+        "parameters require grad and that the step does not run under no_grad or inference_mode, or detach its result."
     )

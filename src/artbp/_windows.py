@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from artbp import _tree
 from artbp._boundary import Boundary, newest_node
 from artbp._replay import Replay
-from artbp._step import Step, no_gradient, run
+from artbp._step import Step, no_gradient, run, wide
 
 
 class Windows:
@@ -36,7 +36,8 @@ class Windows:
     def backprop(self, scale: float | Tensor) -> tuple[Tensor, Any]:
         """The loss and the state at the end, detached; gradients are in `.grad`."""
         last = len(self.ends) - 1
-        versions = [leaf._version for leaf in _tree.tensors(self.inputs)]
+        changeable = [leaf for leaf in _tree.tensors(self.inputs) if not leaf.is_inference()]
+        versions = [leaf._version for leaf in changeable]
         with torch.no_grad():
             for k in range(last):
                 self.replay.remember()
@@ -44,7 +45,7 @@ class Windows:
                 inputs, links = self.window(k)
                 _, after = run(self.step, inputs, _tree.replace(self.states[k], given, fresh=True), links)
                 self.states.append(self.kept(k, after))
-        if versions != [leaf._version for leaf in _tree.tensors(self.inputs)]:
+        if versions != [leaf._version for leaf in changeable]:
             raise RuntimeError(
                 "the step changes its inputs in place, so a window that is run again would not see what it saw at "
                 "first. Make the step work on a copy, or leave out window=."
@@ -105,7 +106,7 @@ class Windows:
         for whole, gradient in zip(self.input_gradients, gradients, strict=False):
             if whole is not None and gradient is not None:
                 whole[self.starts[k] : self.ends[k]] = gradient
-        return loss.detach(), after, gradients[len(taken) :]
+        return wide(loss.detach()), after, gradients[len(taken) :]
 
 
 def _carries_gradient(leaf: Tensor) -> bool:

@@ -36,6 +36,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from artbp._beta_geometric import mean_in_blocks, survival
 from artbp._law import (
     FOREVER,
     Array,
@@ -44,8 +45,9 @@ from artbp._law import (
     check_hazard,
     elementwise,
     geometric,
-    log_gamma_ratio,
     positive_integer,
+    real,
+    written,
 )
 
 __all__ = ["Fixed", "Geometric", "Law", "Never", "PowerLaw", "Tabulated"]
@@ -108,7 +110,7 @@ class Fixed(Law):
         return elementwise(lambda age: (ages(age) >= self.length).astype(np.float64), age)
 
     def links(self, length: int) -> Tensor:
-        if length > self.length:
+        if positive_integer(length, "links(length)") > self.length:
             raise ValueError(
                 f"Fixed({self.length}) has no segment of length {length}: it cuts after {self.length} steps. "
                 f"Ask for a length up to {self.length}."
@@ -143,6 +145,7 @@ class Geometric(Law):
     """
 
     def __init__(self, mean: float) -> None:
+        mean = real(mean, "Geometric(mean)")
         if not 1 < mean < math.inf:
             raise ValueError(
                 f"Geometric(mean={mean}): the hazard 1/mean must be in (0, 1), and a cut that is certain after every "
@@ -152,11 +155,11 @@ class Geometric(Law):
         self._mean = mean
 
     def __repr__(self) -> str:
-        return f"Geometric(mean={self._mean})"
+        return f"Geometric(mean={written(self._mean)})"
 
     @property
     def mean(self) -> float:
-        return float(self._mean)
+        return self._mean
 
     @property
     def variance(self) -> float:
@@ -206,6 +209,7 @@ class PowerLaw(Law):
     """
 
     def __init__(self, mean: float, alpha: float) -> None:
+        mean, alpha = real(mean, "PowerLaw(mean)"), real(alpha, "PowerLaw(alpha)")
         if not 2 < alpha < math.inf:
             raise ValueError(
                 f"PowerLaw(alpha={alpha}): the exponent must be above 2 (and finite), for at 2 and below the mean "
@@ -230,11 +234,11 @@ class PowerLaw(Law):
             )
 
     def __repr__(self) -> str:
-        return f"PowerLaw(mean={self._mean}, alpha={self.alpha})"
+        return f"PowerLaw(mean={written(self._mean)}, alpha={written(self.alpha)})"
 
     @property
     def mean(self) -> float:
-        return float(self._mean)
+        return self._mean
 
     @property
     def variance(self) -> float:
@@ -250,10 +254,7 @@ class PowerLaw(Law):
         return self._a / (self._origin + np.arange(1.0, last + 1))
 
     def _survival(self, n: Array) -> Array:
-        # S(n) = B(a, b+n) / B(a, b) = Γ(b+n)/Γ(a+b+n) · Γ(a+b)/Γ(b)
-        b = np.full_like(n, self._b)
-        survival: Array = np.exp(log_gamma_ratio(b + np.maximum(n, 0), self._a) - log_gamma_ratio(b, self._a))
-        return np.where(n <= 0, 1.0, survival)
+        return survival(self._a, self._b, n)
 
     def _pmf(self, n: Array) -> Array:
         return self._a / (self._origin + n) * self._survival(n - 1)
@@ -265,26 +266,7 @@ class PowerLaw(Law):
         return geometric(torch.log1p(x / y), generator)
 
     def _mean_in_blocks(self, block: int) -> float:
-        r"""block · Σ S(m·block), with the tail from N on summed in closed form.
-
-        Having survived N steps, the length goes on with p ~ Beta(a, b+N), and block · Σ (1-p)^(m·block) =
-        block / (1 - (1-p)^block) = 1/p + (block-1)/2 + (block²-1)/12 p + (block²-1)/24 p² - … (Lubbock's formula);
-        where p·block is small a few moments of p are all that is needed, and E[1/p] is the mean that remains.
-        """
-        if block == 1:
-            return self.mean
-        a, k = self._a, block
-        terms = max(1, math.ceil((50 * k * (a + 4) - self._b) / k))
-        head = self._survival(k * np.arange(terms + 1.0))
-        b = self._b + terms * k
-        p1 = a / (a + b)
-        p2 = p1 * (a + 1) / (a + b + 1)
-        p3 = p2 * (a + 2) / (a + b + 2)
-        p4 = p3 * (a + 3) / (a + b + 3)
-        k2 = k**2
-        rest = (a + b - 1) / (a - 1) + (k - 1) / 2 + (k2 - 1) * (p1 / 12 + p2 / 24)
-        rest -= (k2 - 1) * ((k2 - 19) * p3 / 720 + (k2 - 9) * p4 / 480)
-        return float(k * head[:-1].sum() + head[-1] * rest)
+        return self.mean if block == 1 else mean_in_blocks(self._a, self._b, block)
 
 
 class Tabulated(Law):
@@ -296,10 +278,15 @@ class Tabulated(Law):
     """
 
     def __init__(self, hazards: Sequence[float] | Tensor) -> None:
-        self.hazards = [check_hazard(c, age, self) for age, c in enumerate(list(hazards), 1)]
+        values = np.asarray(hazards, dtype=np.float64)
+        if values.ndim != 1:
+            raise ValueError(
+                f"Tabulated(hazards) got {hazards!r}: it takes one hazard for each age, in a row. Pass a list."
+            )
+        self.hazards = tuple(check_hazard(c, age, self) for age, c in enumerate(values, 1))
         if not self.hazards or self.hazards[-1] == 0:
             raise ValueError(
-                f"Tabulated({self.hazards}): the last hazard repeats for all later ages, and with "
+                f"Tabulated({list(self.hazards)}): the last hazard repeats for all later ages, and with "
                 f"{'none' if not self.hazards else 'zero'} a segment would never end. End the table with a hazard above"
                 " 0."
             )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -154,15 +155,11 @@ class Truncation:
         `stream` is a tree of tensors (T, …), or anything with `take(n)`: the next n steps, fewer or none (None, or an
         empty tree) at its end. Saved between two segments, its position and this `state_dict` resume the run.
         """
-        take = (
-            stream.take
-            if callable(getattr(stream, "take", None)) and not isinstance(stream, Tensor)
-            else _taker(stream)
-        )
+        take = _taker(stream) if _tree.tensors(stream) or not callable(getattr(stream, "take", None)) else stream.take
         while True:
             length = self._next_length()
             inputs = take(length)
-            taken = 0 if inputs is None else _tree.length(inputs) or 0
+            taken = _count(inputs)
             if taken > length:
                 raise ValueError(
                     f"the stream's take({length}) returned {taken} steps, more than were asked for. Return at most n "
@@ -199,6 +196,7 @@ class Truncation:
         T = positive_integer(T, "links(T)")
         shape: tuple[int, ...] = (T,) if lanes is None else (T, positive_integer(lanes, "links(lanes)"))
         starts = torch.zeros(T, lanes or 1, dtype=torch.bool)  # where a segment begins
+        resets = None if resets is None else torch.as_tensor(resets)
         following = _following_reset(resets, shape)  # (T+1, lanes): the first reset at t or later, else T
         lane = torch.arange(starts.shape[1])
         start = torch.zeros_like(lane)
@@ -223,7 +221,7 @@ class Truncation:
     def state_dict(self) -> dict[str, Any]:
         """Age, length and generator: enough to go on bitwise, in the middle of a segment too."""
         return {
-            "truncation": repr(self),
+            "truncation": self._identity(),
             "age": self._age,
             "length": self._length,
             "budget": self._budget,
@@ -238,13 +236,24 @@ class Truncation:
                 f"this state has no {', '.join(sorted(missing))}: it was not saved by a Truncation's state_dict(), or "
                 "not whole. Pass what state_dict() returned."
             )
-        if state["truncation"] != repr(self):
+        if state["truncation"] != self._identity():
             raise ValueError(
                 f"this state was saved by {state['truncation']} and cannot go on as {self!r}: the links of the open "
                 "segment would be another law's. Build the Truncation that was saved, or start anew without loading."
             )
-        self._age, self._length, self._budget = int(state["age"]), int(state["length"]), float(state["budget"])
+        age, length = int(state["age"]), int(state["length"])
+        if not (age >= 0 and (age <= length or self.law.needs_state)):
+            raise ValueError(
+                f"this state says age {age} in a segment of {length} steps, which no state_dict() returned. "
+                "Pass one as it was saved."
+            )
+        self._age, self._length, self._budget = age, length, float(state["budget"])
         self.generator.set_state(state["generator"].cpu())
+
+    def _identity(self) -> str:
+        return re.sub(
+            r" at 0x[0-9a-fA-F]+", "", repr(self)
+        )  # of an object without a repr of its own: no two processes agree
 
     def _draw(self) -> int:
         return int(self.law.sample((), generator=self.generator))
@@ -263,6 +272,19 @@ class Truncation:
                 f"{method}() draws ahead, but {self.law!r} looks at the state, and the states to come do not exist "
                 "yet. Ask for one link at a time: step(state)."
             )
+
+
+def _count(inputs: Any) -> int:
+    """How many steps a stream gave: none at its end, where it returns None or what is empty."""
+    if inputs is None or (isinstance(inputs, tuple | list | dict) and not inputs):
+        return 0
+    steps = _tree.length(inputs)
+    if steps is None:
+        raise TypeError(
+            f"the stream's take(n) returned {type(inputs).__name__}, in which there is no tensor to count steps by. "
+            "Return tensors (n, …) in any tree (torch.from_numpy makes one), and None at the end."
+        )
+    return steps
 
 
 def _taker(stream: Any) -> Callable[[int], Any]:
