@@ -68,10 +68,11 @@ def test_under_autocast_small_compensations_add_up(inside: bool) -> None:
     assert (hx[1].grad / 1.0015**T - 1).abs().max() <= 0.01
 
 
-@pytest.mark.parametrize("name", ["LSTM", "GRU"])
-def test_a_backward_inside_autocast_is_exact_in_float64(name: str) -> None:
-    layer = getattr(artbp.nn, name)(3, 4, dtype=torch.float64)
-    x, links = torch.randn(6, 2, 3, dtype=torch.float64), torch.rand(6, dtype=torch.float64)
+@pytest.mark.parametrize("name", ["LSTM", "GRU", "RNN"])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_a_backward_called_inside_autocast_is_the_forwards(name: str, dtype: torch.dtype) -> None:
+    layer = getattr(artbp.nn, name)(3, 4, dtype=dtype)
+    x, links = torch.randn(9, 2, 3, dtype=dtype), torch.rand(9, dtype=torch.float64)
     output = layer(x, links=links)[0].sum()
     expected = torch.autograd.grad(output, list(layer.parameters()), retain_graph=True)
     with torch.autocast("cpu", dtype=torch.bfloat16):

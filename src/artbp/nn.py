@@ -7,7 +7,7 @@ import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
 from contextvars import ContextVar
-from typing import Any, TypeVar
+from typing import Any, TypeVar, cast
 
 import torch
 from torch import Tensor
@@ -19,7 +19,7 @@ from artbp.ops._weights import windows
 
 __all__ = ["GRU", "LSTM", "RNN", "convert", "linked"]
 
-Model = TypeVar("Model", bound=torch.nn.Module)
+_Model = TypeVar("_Model", bound=torch.nn.Module)
 
 
 class _Linked(torch.nn.RNNBase):
@@ -182,7 +182,7 @@ def linked(links: Tensor | None) -> Iterator[None]:
 _TWINS: dict[type[torch.nn.Module], type[_Linked]] = {torch.nn.LSTM: LSTM, torch.nn.GRU: GRU, torch.nn.RNN: RNN}
 
 
-def convert(model: Model) -> Model:
+def convert(model: _Model) -> _Model:
     """`model` with its torch.nn.LSTM, GRU and RNN replaced, in place, by the layers of this module.
 
     The new layers hold the very parameters, buffers, hooks and settings of the old ones, so optimizers stay valid. A
@@ -201,7 +201,7 @@ def convert(model: Model) -> Model:
         for name, child in parent._modules.items():
             if child in twins:
                 parent._modules[name] = twins[child]
-    return twins.get(model, model)  # type: ignore[return-value]
+    return cast(_Model, twins.get(model, model))
 
 
 def _twin(module: torch.nn.RNNBase, where: str) -> _Linked:

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
+from functools import wraps
 from typing import Any, Protocol
 
+import torch
 from torch import Tensor
 
 Tensors = tuple[Tensor, ...]
@@ -40,3 +43,16 @@ class Adjoints:
     recurrent: Tensor  # (T, B, G): of W_hh h_{t-1} + b_hh; the same tensor, but for a GRU
     states: Tensors  # of hx
     projected: tuple[Tensor, Tensor] | None = None  # of h_t (T, B, P), and what was projected (T, B, H)
+
+
+def in_full_precision(backward: Callable[..., Any]) -> Callable[..., Any]:
+    """A Function's backward as its forward ran: outside autocast, even where the user's backward() is called inside."""
+
+    @wraps(backward)
+    def run(ctx: Any, *incoming: Tensor | None) -> Any:
+        if not torch._C._is_any_autocast_enabled():
+            return backward(ctx, *incoming)
+        with torch.autocast(ctx.saved_tensors[0].device.type, enabled=False):
+            return backward(ctx, *incoming)
+
+    return run

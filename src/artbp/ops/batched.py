@@ -19,7 +19,7 @@ from torch import Tensor
 from artbp.ops import _elman, _gru, _lstm, naive
 from artbp.ops._carry import Carry
 from artbp.ops._product import product, product_of_transposed
-from artbp.ops._types import Adjoints, Gradients, Tensors, Weights
+from artbp.ops._types import Adjoints, Gradients, Tensors, Weights, in_full_precision
 
 
 def recurrence(mode: str, x: Tensor, hx: Tensors, weights: Weights, links: Tensor | None) -> tuple[Tensor, Tensors]:
@@ -53,6 +53,7 @@ class _Batched(torch.autograd.Function):
         return narrow, *[state.to(dtype) for state in final]
 
     @staticmethod
+    @in_full_precision
     def backward(ctx: Any, *incoming: Tensor | None) -> tuple[Tensor | None, ...]:
         inputs, (y, *saved) = ctx.saved_tensors[: ctx.count], ctx.saved_tensors[ctx.count :]
         x, hx, weights = inputs[0], inputs[1 : 1 + ctx.states], inputs[1 + ctx.states :]

@@ -19,7 +19,7 @@ import torch
 from torch import Tensor, constant_pad_nd
 
 from artbp.ops import naive
-from artbp.ops._types import Gradients, Tensors, Weights
+from artbp.ops._types import Gradients, Tensors, Weights, in_full_precision
 from artbp.ops._weights import Window, windows
 
 _LSTM = 2  # oneDNN's number for it
@@ -58,6 +58,7 @@ class _Weighted(torch.autograd.Function):
         return y, h, c
 
     @staticmethod
+    @in_full_precision
     def backward(ctx: Any, *incoming: Tensor | None) -> tuple[Tensor | None, ...]:
         inputs, (y, padded, *saved) = ctx.saved_tensors[:7], ctx.saved_tensors[7:]
         if torch.is_grad_enabled():
