@@ -147,9 +147,9 @@ def draw(mean: int, count: int, lanes: int | None, longest: int) -> list[Tensor]
     return found
 
 
-def measure(case: Case, links: list[Tensor], seconds: float, header: dict[str, Any]) -> list[Row]:
-    """One row per variant."""
-    variants: dict[str, Run] = case.variants()
+def measure(case: Case, links: list[Tensor], seconds: float, only: list[str], header: dict[str, Any]) -> list[Row]:
+    """One row per variant, or for torch.nn and `only` those."""
+    variants = {name: run for name, run in case.variants().items() if not only or name in ("torch.nn", *only)}
     times: dict[str, list[float]] = {}
     rows = {name: Row(**header, variant=name, lengths=0, error=case.error(name, links[0])) for name in variants}
     for name, row in rows.items():
@@ -203,6 +203,7 @@ def main() -> None:
     parser.add_argument("--dtypes", nargs="+", default=["float32"])
     parser.add_argument("--layers", type=int, nargs="+", default=[1])
     parser.add_argument("--links", nargs="+", default=["shared", "lanes"], choices=["shared", "lanes"])
+    parser.add_argument("--variants", nargs="+", default=[], help="beside torch.nn; all by default")
     parser.add_argument("--threads", type=int, default=1)
     options = parser.parse_args()
     torch.set_num_threads(options.threads)
@@ -222,7 +223,7 @@ def main() -> None:
                     "mean_length": mean,
                     "links": links,
                 }
-                fresh = measure(case, drawn, options.seconds, header)
+                fresh = measure(case, drawn, options.seconds, options.variants, header)
                 print(table(fresh), flush=True)
                 rows += fresh
     if options.out is not None:
