@@ -174,7 +174,8 @@ def _scaled(ctx: Any, gradients: tuple[Tensor | None, ...]) -> list[Tensor | Non
 def _apply(factor: Factor, dim: int, *leaves: Tensor) -> tuple[Tensor, ...]:
     function: Any = _Link
     if torch.compiler.is_compiling():
-        pass
+        if not (torch.is_grad_enabled() and any(leaf.requires_grad for leaf in leaves)):
+            return leaves  # there torch up to 2.11 miscounts the arguments of a Function
     elif torch._C._are_functorch_transforms_active() or forward_ad._current_level >= 0:
         function = _LinkTransformed
     elif torch.is_grad_enabled():

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils.checkpoint import get_device_states, set_device_states
 
+_NOW = -1  # the moment after the last stretch
 _FAR_ENOUGH = 4096  # things to look at in search of a step's modules
 _MANY_ENOUGH = 256  # elements to look at in one container
 _ATOMS = frozenset({int, float, complex, str, bytes, bool, type(None)})
@@ -38,16 +39,16 @@ class Replay:
         self.buffers = [(module, name) for module in self.modules for name in module._buffers]
         held = [value for module in self.modules for value in (*module._parameters.values(), *vars(module).values())]
         self.tensors = [tensor for tensor in [*tensors, *in_sight, *held] if isinstance(tensor, Tensor)]
-        self.moments: list[tuple[Tensor, Any, list[_Buffer]]] = []
+        self.moments: dict[int, tuple[Tensor, Any, list[_Buffer]]] = {}
 
-    def remember(self) -> None:
-        """Takes down the moment: the next stretch starts here."""
-        latest = self.moments[-1][2] if self.moments else [_Buffer(None, None)] * len(self.buffers)
+    def remember(self, k: int) -> None:
+        """Takes down the moment: the k-th stretch starts here."""
+        latest = next(reversed(self.moments.values()))[2] if self.moments else [_Buffer(None, None)] * len(self.buffers)
         buffers = [
             _remember(module._buffers[name], before)
             for (module, name), before in zip(self.buffers, latest, strict=True)
         ]
-        self.moments.append((torch.get_rng_state(), get_device_states(*self.tensors), buffers))
+        self.moments[k] = torch.get_rng_state(), get_device_states(*self.tensors), buffers
 
     def rewind(self, k: int) -> None:
         """Puts back the k-th moment."""
@@ -56,7 +57,7 @@ class Replay:
         if devices:
             set_device_states(devices, states)
         for i, (module, name) in enumerate(self.buffers):
-            if all(moment[2][i] is buffers[i] for moment in self.moments):
+            if all(moment[2][i] is buffers[i] for moment in self.moments.values()):
                 continue  # never touched
             tensor, content = buffers[i]
             module._buffers[name] = tensor
@@ -64,14 +65,18 @@ class Replay:
                 with torch.no_grad():
                     tensor.copy_(content)
 
+    def forget(self, k: int) -> None:
+        """Lets go of the k-th moment, which will not be asked for again."""
+        del self.moments[k]
+
     @contextmanager
     def replaying(self) -> Iterator[None]:
         """Within, :meth:`rewind` at will; after it all is as it was on entering."""
-        self.remember()
+        self.remember(_NOW)
         try:
             yield
         finally:
-            self.rewind(-1)
+            self.rewind(_NOW)
 
 
 def _remember(tensor: Tensor | None, before: _Buffer) -> _Buffer:

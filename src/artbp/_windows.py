@@ -36,20 +36,9 @@ class Windows:
     def backprop(self, scale: float | Tensor) -> tuple[Tensor, Any]:
         """The loss and the state at the end, detached; gradients are in `.grad`."""
         last = len(self.ends) - 1
-        changeable = [leaf for leaf in _tree.tensors(self.inputs) if not leaf.is_inference()]
-        versions = [leaf._version for leaf in changeable]
-        with torch.no_grad():
-            for k in range(last):
-                self.replay.remember()
-                given = [leaf.detach().clone() for leaf in _tree.tensors(self.states[k])]
-                inputs, links = self.window(k)
-                _, after = run(self.step, inputs, _tree.replace(self.states[k], given, fresh=True), links)
-                self.states.append(self.kept(k, after))
-        if versions != [leaf._version for leaf in changeable]:
-            raise RuntimeError(
-                "the step changes its inputs in place, so a window that is run again would not see what it saw at "
-                "first. Make the step work on a copy, or leave out window=."
-            )
+        for k in range(last):
+            self.replay.remember(k)
+            self.states.append(self.forward(k))
         with self.boundary:
             loss, final, gradients = self.backward(last, [], scale)
             losses, final = [loss], self.kept(last, final)
@@ -58,11 +47,30 @@ class Windows:
                     self.replay.rewind(k)
                     loss, _, gradients = self.backward(k, gradients, scale)
                     losses.append(loss)
+        self.hand_on(gradients)
+        return torch.stack(losses[::-1]).sum(0), final
+
+    def forward(self, k: int) -> Any:
+        """The state after window k, which saves nothing on its way."""
+        inputs, links = self.window(k)
+        changeable = [leaf for leaf in _tree.tensors(inputs) if not leaf.is_inference()]
+        versions = [leaf._version for leaf in changeable]
+        given = [leaf.detach().clone() for leaf in _tree.tensors(self.states[k])]
+        with torch.no_grad():
+            _, after = run(self.step, inputs, _tree.replace(self.states[k], given, fresh=True), links)
+        if versions != [leaf._version for leaf in changeable]:
+            raise RuntimeError(
+                "the step changes its inputs in place, so a window that is run again would not see what it saw at "
+                "first. Make the step work on a copy, or leave out window=."
+            )
+        return self.kept(k, after)
+
+    def hand_on(self, gradients: list[Tensor | None]) -> None:
+        """The sums to where they belong, with the gradients of the state that was given."""
         leaves = [*_tree.tensors(self.inputs), *_tree.tensors(self.states[0])]
         arrived = zip(leaves, [*self.input_gradients, *gradients], strict=True)
         if not self.boundary.hand_on([(leaf, gradient) for leaf, gradient in arrived if gradient is not None]):
             raise no_gradient()
-        return torch.stack(losses[::-1]).sum(0), final
 
     def window(self, k: int) -> tuple[Any, Tensor | None]:
         """Inputs and links of window k."""

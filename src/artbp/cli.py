@@ -32,10 +32,21 @@ class Command(NamedTuple):
 
 COMMANDS = {
     "influence-balancing": Command(
-        "artbp.experiments.influence_balancing",
+        "artbp.experiments.influence_command",
         "main",
         "the paper's first experiment: truncated BPTT diverges, ARTBP converges",
     ),
+    "compare": Command(
+        "artbp.experiments.compare_command",
+        "main",
+        "estimators side by side on one model: bias, noise, time, memory",
+    ),
+    "lengths": Command(
+        "artbp.experiments.lengths_command",
+        "main",
+        "how long segments are: the laws' distributions, drawn and in closed form",
+    ),
+    "plot": Command("artbp.experiments.plot", "main", "draw the figures of a folder of results again, from its files"),
     "doctor": Command(
         "artbp.ops.doctor",
         "main",

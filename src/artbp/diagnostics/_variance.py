@@ -1,0 +1,140 @@
+"""The exact variance of an unbiased truncation."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from artbp import _tree
+from artbp._law import fresh_generator, positive_integer
+from artbp._step import Step
+from artbp.diagnostics._adjoints import crossings, states_of
+from artbp.diagnostics._report import Report
+from artbp.diagnostics._subject import Subject, ratio
+from artbp.estimators._graph import pullback
+from artbp.truncation import Truncation
+
+_LONGEST = 64  # 2016 pairs of an edge and a beginning
+
+
+@dataclass
+class Variance(Report):
+    """The variance of the gradient under a law's links, for one sequence.
+
+    Attributes:
+        law: what is drawn from.
+        steps: T.
+        variance: total (the trace of the covariance).
+        error: its standard error, 0 where it is exact.
+        relative_deviation: the square root of the variance, relative to the exact gradient's norm.
+        samples: the edges that were looked at.
+    """
+
+    law: str
+    steps: int
+    variance: float
+    error: float
+    relative_deviation: float
+    samples: int
+
+
+def variance(
+    law: Any, step: Step, inputs: Any, state: Any, *, samples: int | None = None, seed: int | None = None
+) -> Variance:
+    r"""The total variance of an unbiased law's gradient, by the identity
+
+    .. math:: \operatorname{Var}(\tilde g) = \sum_{u=1}^{T-1} E\Bigl[\frac{c_u}{1-c_u} \|G_u\|^2\Bigr]
+
+    where G_u is the gradient that would cross edge u: the full adjoint that comes back to it, carried on to the
+    beginning of the open segment with the links already passed. No draw of the whole gradient is needed. The hazard
+    looks at the age alone, so that the expectation is a sum over the beginning b of the open segment, which is b with
+    the renewal probability of a cut there times :math:`S(u-b-1)`.
+
+    Args:
+        law: an unbiased law, or a :class:`artbp.Truncation`.
+        step: `step(inputs, state, links) -> (loss, state)`, as for :func:`artbp.backprop`.
+        inputs: tensors (T, …) in any tree.
+        state: where the sequence begins.
+        samples: None for all pairs (u, b), exactly, up to 64 steps; else how many pairs to draw, for any T.
+        seed: of the samples.
+
+    Cost: one exact pass, and a forward and backward pass over a segment for each pair.
+    """
+    cut = law if isinstance(law, Truncation) else Truncation(law, seed=0)
+    if not cut.unbiased or cut.law.needs_state:
+        why = "looks at the state" if cut.law.needs_state else "is biased: its certain cuts are no noise"
+        raise ValueError(
+            f"variance got {law!r}, which {why}, and the sum over beginnings does not hold for it. Use "
+            "expectation(law, …), which enumerates, or compare([ARTBP(law)], …), which samples."
+        )
+    T = _tree.length(inputs) or 0
+    if samples is None and T > _LONGEST:
+        raise ValueError(
+            f"variance got {T} steps: that is {T * (T - 1) // 2:,} pairs of an edge and a beginning, and the exact sum "
+            f"takes up to {_LONGEST} steps. Pass samples=1000 for an estimate with its error."
+        )
+    subject = Subject(step, inputs, state)
+    states = states_of(subject)
+    found = Crossing(subject, states, crossings(subject, states)).variance(cut, samples, seed)
+    size = float(subject.exact().norm())
+    return Variance(repr(law), subject.T, found[0], found[1], ratio(math.sqrt(found[0]), size), found[2])
+
+
+class Crossing:
+    """What crosses the edges of one sequence, ready to be weighed by any law."""
+
+    def __init__(self, subject: Subject, states: list[Any], crossing: list[Tensor]) -> None:
+        self.subject, self.states, self.crossing = subject, states, crossing
+
+    def variance(self, cut: Truncation, samples: int | None, seed: int | None) -> tuple[float, float, int]:
+        """(variance, its standard error, pairs looked at)."""
+        if self.subject.T == 1 or math.isinf(cut.mean):
+            return 0.0, 0.0, 0
+        if samples is None:
+            pairs = list(self.all_pairs(cut))
+            return sum(weight * self.square(cut, u, b) for weight, u, b in pairs), 0.0, len(pairs)
+        values = [weight * self.square(cut, u, b) for weight, u, b in self.drawn_pairs(cut, samples, seed)]
+        spread = float(np.std(values, ddof=1)) / math.sqrt(samples) if samples > 1 else math.nan
+        return float(np.mean(values)), spread, samples
+
+    def all_pairs(self, cut: Truncation) -> Iterator[tuple[float, int, int]]:
+        """(weight, edge u, beginning b): the chance of that beginning times c/(1-c)."""
+        T = self.subject.T
+        survival, pmf = cut.law.survival(np.arange(T)), cut.law.pmf(np.arange(T + 1))
+        renewal = np.zeros(T)
+        renewal[0] = 1.0
+        for m in range(1, T):
+            renewal[m] = renewal[:m] @ pmf[m:0:-1]
+        for u in range(1, T):
+            for b in range(u):
+                c = float(cut.law.hazard(u - b))
+                weight = float(renewal[b] * survival[u - b - 1]) * c / (1 - c)
+                if weight:
+                    yield weight, u, b
+
+    def drawn_pairs(self, cut: Truncation, samples: int, seed: int | None) -> Iterator[tuple[float, int, int]]:
+        """Each from links of its own, at an edge taken at random: independent."""
+        samples = positive_integer(samples, "variance(samples)")
+        generator = fresh_generator(seed)
+        for _ in range(samples):
+            u = int(torch.randint(1, self.subject.T, (), generator=generator))
+            b, after = 0, 0
+            while after < u:
+                b, after = after, after + int(cut.law.sample((), generator=generator))
+            c = float(cut.law.hazard(u - b))
+            yield (self.subject.T - 1) * c / (1 - c), u, b
+
+    def square(self, cut: Truncation, u: int, b: int) -> float:
+        """|G_u|², the segment having begun with step b."""
+        if not self.crossing[u].any():
+            return 0.0
+        _, after = self.subject.run(b, u, self.states[b], cut.law.links(u - b))
+        parts = [leaf.reshape(-1) for leaf in _tree.tensors(after) if leaf.is_floating_point()]
+        gradients = pullback(torch.cat(parts), self.subject.parameters, self.crossing[u])
+        return sum(float(part.double().square().sum()) for part in gradients)

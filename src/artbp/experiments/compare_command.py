@@ -1,0 +1,82 @@
+"""`artbp compare`: estimators side by side on one model, as a table, as data, and as figures."""
+
+from __future__ import annotations
+
+import importlib.util
+import sys
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Annotated, Any
+
+import tyro
+
+from artbp.experiments._folder import FolderError, environment, write_json
+
+NAME = "compare"
+
+
+@dataclass(frozen=True)
+class Options:
+    """Bias, noise, time and memory of all estimators on one sequence, against the exact gradient."""
+
+    subject: Annotated[str, tyro.conf.Positional] = "influence-balancing"
+    """influence-balancing; lstm, gru or rnn, forecasting a chaotic series; or module:function, for a function that
+    returns (step, inputs, state)."""
+    steps: int = 300
+    """Length of the sequence."""
+    units: int = 16
+    """Of the cell."""
+    training: int = 100
+    """Updates before the gradient is looked at, of 50 steps each."""
+    lengths: tuple[int, ...] = (5, 10, 20, 50, 100, 150)
+    """Of truncated BPTT."""
+    mean: float = 16
+    """Mean length of ARTBP's segments in the table."""
+    alphas: tuple[float, ...] = (4, 6, 10)
+    """Exponents of ARTBP's law."""
+    draws: int = 30
+    """Gradients of each random estimator."""
+    samples: int = 100
+    """Pairs of an edge and a beginning for each variance in the figure."""
+    equal_memory: bool = False
+    """Give truncated BPTT and ARTBP the memory that UORO takes, and measure online."""
+    seed: int = 0
+    """Of the model and of all draws."""
+    out: Path = Path("runs/compare")
+    """Where data and figures go."""
+
+
+def main(arguments: list[str]) -> int:
+    """Run the command and return its exit status."""
+    options = tyro.cli(Options, args=arguments, prog=f"artbp {NAME}", config=(tyro.conf.FlagCreatePairsOff,))
+    try:
+        return _command(options, arguments)
+    except (FolderError, ValueError, TypeError) as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 2
+
+
+def _command(options: Options, arguments: list[str]) -> int:
+    from artbp.experiments.compare_runs import curves, equal_memory, side_by_side
+    from artbp.experiments.compare_subjects import find
+
+    folder = options.out
+    folder.mkdir(parents=True, exist_ok=True)
+    written: dict[str, Any] = {**asdict(options), "out": None, "lengths": list(options.lengths)}
+    written["command"] = " ".join(["artbp", NAME, *arguments])
+    write_json(folder / "config.json", {"experiment": NAME, **written, "alphas": list(options.alphas)})
+    write_json(folder / "env.json", environment())
+    subject = find(options.subject, options.steps, options.units, options.training, options.seed)
+    found = (equal_memory if options.equal_memory else side_by_side)(options, subject)
+    write_json(folder / "comparison.json", found.to_dict())
+    print(found)
+    write_json(folder / "curves.json", curves(options, subject))
+    print(f"\nData: {folder}")
+    if importlib.util.find_spec("matplotlib") is None:
+        print(f'The figures need matplotlib: `pip install "artbp[plot]"`, then `artbp plot {folder}`.')
+        return 0
+    from artbp.experiments.plot import draw
+
+    for figure in draw(folder):
+        print(f"  {figure.name}")
+    return 0

@@ -1,0 +1,103 @@
+"""`artbp lengths`: how long the segments of a power law are, drawn and in closed form."""
+
+from __future__ import annotations
+
+import importlib.util
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import tyro
+
+from artbp.experiments._folder import FolderError, environment, write_json
+
+NAME = "lengths"
+
+
+@dataclass(frozen=True)
+class Options:
+    """Draws segment lengths for several exponents, and holds them against the law's closed forms."""
+
+    mean: float = 50
+    """L0, the mean length."""
+    alphas: tuple[float, ...] = (4, 6, 10)
+    """The exponents."""
+    draws: int = 100_000
+    """Lengths of each law."""
+    seed: int = 0
+    """Of the draws."""
+    out: Path = Path("runs/lengths")
+    """Where data and figures go."""
+
+
+def main(arguments: list[str]) -> int:
+    """Run the command and return its exit status."""
+    options = tyro.cli(Options, args=arguments, prog=f"artbp {NAME}")
+    try:
+        found = _measure(options)
+    except (FolderError, ValueError) as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 2
+    folder = options.out
+    folder.mkdir(parents=True, exist_ok=True)
+    config = {"experiment": NAME, "command": " ".join(["artbp", NAME, *arguments]), "mean": options.mean}
+    write_json(
+        folder / "config.json",
+        {**config, "alphas": list(options.alphas), "draws": options.draws, "seed": options.seed},
+    )
+    write_json(folder / "env.json", environment())
+    write_json(folder / "lengths.json", found)
+    _print(found)
+    print(f"\nData: {folder}")
+    if importlib.util.find_spec("matplotlib") is None:
+        print(f'The figure needs matplotlib: `pip install "artbp[plot]"`, then `artbp plot {folder}`.')
+        return 0
+    from artbp.experiments.plot import draw
+
+    for figure in draw(folder):
+        print(f"  {figure.name}")
+    return 0
+
+
+def _measure(options: Options) -> list[dict[str, Any]]:
+    """For each law its moments, quantiles and a histogram on a logarithmic grid, drawn beside exact."""
+    import numpy as np
+    import torch
+
+    from artbp import PowerLaw
+
+    found = []
+    for alpha in options.alphas:
+        law = PowerLaw(options.mean, alpha)
+        drawn = law.sample(options.draws, generator=torch.Generator().manual_seed(options.seed)).numpy()
+        edges = np.unique(np.geomspace(1, max(drawn.max(), 2) + 1, 40).astype(np.int64))
+        exact = law.survival(edges - 1)  # P(length >= edge)
+        counts, _ = np.histogram(drawn, edges)
+        gap = float(np.abs(np.cumsum(counts) / len(drawn) - (1 - exact[1:])).max())
+        found.append(
+            {
+                "alpha": alpha,
+                "mean": law.mean,
+                "mean_drawn": float(drawn.mean()),
+                "deviation": law.variance**0.5 if np.isfinite(law.variance) else None,
+                "deviation_drawn": float(drawn.std()),
+                "quantiles": {str(q): float(np.quantile(drawn, q)) for q in (0.5, 0.9, 0.99, 0.999)},
+                "longest": int(drawn.max()),
+                "gap": gap,
+                "edges": edges.tolist(),
+                "density": (counts / len(drawn) / np.diff(edges)).tolist(),
+                "density_exact": ((exact[:-1] - exact[1:]) / np.diff(edges)).tolist(),
+            }
+        )
+    return found
+
+
+def _print(found: list[dict[str, Any]]) -> None:
+    print("  alpha      mean (exact)   deviation (exact)   median     90%     99%   99.9%   longest    CDF gap")
+    for law in found:
+        q = law["quantiles"]
+        deviation = "inf" if law["deviation"] is None else f"{law['deviation']:.1f}"
+        moments = f"{law['mean_drawn']:8.2f} ({law['mean']:g})  {law['deviation_drawn']:11.1f} ({deviation})"
+        quantiles = " ".join(f"{q[level]:7.0f}" for level in ("0.5", "0.9", "0.99", "0.999"))
+        print(f"{law['alpha']:7g}  {moments}  {quantiles} {law['longest']:9,} {law['gap']:10.5f}")

@@ -1,0 +1,330 @@
+"""Diagnostics against enumeration, Monte Carlo, and problems built so that the answer is known."""
+
+import json
+import math
+
+import pytest
+import torch
+from enumeration import age_only, backprop_gradient, expectation, patterns, relative_error
+from messages import VALUES, check
+from problems import ALL, CELLS, Problem, influence_balancing, scalar_linear, scalar_linear_variance
+
+import artbp
+from artbp import diagnostics
+from artbp.diagnostics import Moments
+from artbp.estimators import ARTBP, BPTT, RTRL, UORO, NoBackTrack, TruncatedBPTT
+
+LAW = artbp.PowerLaw(mean=3, alpha=6)
+
+
+def of(problem):
+    return artbp.unroll(problem.cell, dim=problem.dim), problem.inputs, problem.state
+
+
+def as_vector(problem, gradient):
+    """In the order in which the step uses its parameters, by comparing what is found."""
+    return torch.cat([gradient[name].reshape(-1) for name in problem.parameters])
+
+
+def test_all_that_is_exported():
+    public = {name for name in vars(diagnostics) if not name.startswith("_")} - {"annotations"}
+    assert public == set(diagnostics.__all__)
+
+
+# ---- expectation and variance ----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("problem", ALL.values(), ids=ALL)
+def test_expectation_and_variance_are_those_of_all_patterns(problem):
+    problem = problem(steps=5)
+    mean, expected = expectation(problem, patterns(age_only(LAW), 5), backprop_gradient)
+    found = diagnostics.expectation(LAW, *of(problem))
+    assert found.patterns == 16
+    assert found.bias < 1e-12
+    assert found.cosine == pytest.approx(1.0)
+    assert found.variance == pytest.approx(expected, rel=1e-10)
+    assert float(found.mean.norm()) == pytest.approx(float(as_vector(problem, mean).norm()), rel=1e-12)
+    identity = diagnostics.variance(LAW, *of(problem))
+    assert identity.variance == pytest.approx(expected, rel=1e-10)
+    assert identity.error == 0.0
+    assert all(leaf.grad is None for leaf in problem.parameters.values())
+
+
+@pytest.mark.parametrize(
+    "law",
+    [
+        artbp.Truncation(LAW, compensate=False, seed=0),
+        artbp.Truncation(LAW, cap=2, seed=0),
+        artbp.Fixed(2),
+    ],
+    ids=repr,
+)
+def test_expectation_shows_bias(law):
+    assert diagnostics.expectation(law, *of(CELLS["lstm"](steps=5))).bias > 0.01
+
+
+@pytest.mark.parametrize("law", [artbp.Tabulated([0.0, 0.7, 0.1]), artbp.Truncation(LAW, block=2, seed=0)], ids=repr)
+def test_the_identity_for_other_laws(law):
+    problem = CELLS["gru"](steps=7)
+    enumerated = diagnostics.expectation(law, *of(problem))
+    assert diagnostics.variance(law, *of(problem)).variance == pytest.approx(enumerated.variance, rel=1e-10)
+
+
+def test_a_law_that_looks_at_the_state_is_enumerated():
+    class Looks(artbp.Law):
+        needs_state = True
+
+        def hazard(self, age, state):
+            return float(0.5 * torch.exp(-state.detach().abs().mean()))
+
+    found = diagnostics.expectation(Looks(), *of(scalar_linear(steps=6)))
+    assert found.bias < 1e-12
+    assert found.variance > 0
+
+
+def test_the_sampled_identity_agrees_with_the_closed_form():
+    """n = 3000 pairs, seed 1; |z| > 3.89 has probability 1e-4. It sees a bias of 8 standard errors, about 40%."""
+    problem = scalar_linear(steps=30, lanes=1)
+    exact = scalar_linear_variance(problem, LAW.hazard)
+    found = diagnostics.variance(LAW, *of(problem), samples=3000, seed=1)
+    assert found.variance == pytest.approx(diagnostics.variance(LAW, *of(problem)).variance, abs=3.89 * found.error)
+    assert diagnostics.variance(LAW, *of(problem)).variance == pytest.approx(exact, rel=1e-10)
+    assert 0 < found.error < 0.06 * exact
+
+
+def test_the_identity_agrees_with_monte_carlo():
+    """n = 500 gradients, seed 0, an LSTM of 8 steps; error rate 1e-4."""
+    problem, estimator = CELLS["lstm"](steps=8), ARTBP(LAW, seed=0)
+    found = diagnostics.compare([estimator], *of(problem), draws=500).rows[0].moments
+    exact = diagnostics.variance(LAW, *of(problem)).variance
+    assert found.variance == pytest.approx(exact, abs=3.89 * found.variance_error)
+    assert found.variance_error < 0.2 * exact
+
+
+# ---- retention -------------------------------------------------------------------------------------------------------
+
+CUTS = {
+    "unbiased": artbp.Truncation(artbp.PowerLaw(mean=6, alpha=4), seed=0),
+    "truncated": artbp.Truncation(artbp.Fixed(7), seed=0),
+    "uncompensated": artbp.Truncation(artbp.PowerLaw(mean=6, alpha=5), compensate=False, seed=0),
+    "capped": artbp.Truncation(artbp.PowerLaw(mean=6, alpha=4), cap=9, seed=0),
+    "in_blocks": artbp.Truncation(artbp.PowerLaw(mean=6, alpha=6), block=2, compensate=False, seed=0),
+}
+
+
+@pytest.mark.parametrize("cut", CUTS.values(), ids=CUTS)
+def test_retention_against_monte_carlo(cut):
+    """One stream of 6·10^4 links, in 40 batches for the error; 5 laws, 4 lags; error rate 2e-4 for each."""
+    links = torch.cat([cut.segment() for _ in range(int(60_000 / cut.mean))])[1:]
+    for lag in (1, 3, 6, 12):
+        products = torch.stack([links[i : len(links) - lag + 1 + i] for i in range(lag)]).prod(0)
+        batches = torch.stack([batch.mean() for batch in products.chunk(40)])
+        error = float(batches.std()) / math.sqrt(len(batches))
+        assert float(products.mean()) == pytest.approx(cut.retention(lag), abs=3.99 * error + 1e-4)
+
+
+def test_retention_in_closed_form():
+    assert all(CUTS["unbiased"].retention(lag) == 1.0 for lag in (1, 10, 1000))
+    assert CUTS["truncated"].retention(3) == pytest.approx(1 - 3 / 7)
+    law = artbp.PowerLaw(mean=6, alpha=5)
+    tail = float(law.survival(torch.arange(4, 100_000)).sum())
+    assert CUTS["uncompensated"].retention(4) == pytest.approx(tail / 6, rel=1e-6)
+    assert CUTS["uncompensated"].retention(4) < CUTS["capped"].retention(4) < 1.0
+
+
+# ---- compare ---------------------------------------------------------------------------------------------------------
+
+
+def test_compare_measures_what_is_known():
+    problem = CELLS["rnn"](steps=9)
+    estimators = [BPTT(), RTRL(), TruncatedBPTT(3), ARTBP(LAW, seed=0), UORO(seed=0), NoBackTrack(seed=0)]
+    found = diagnostics.compare(estimators, *of(problem), draws=40)
+    rows = {row.estimator: row for row in found.rows}
+    assert list(rows) == [repr(estimator) for estimator in estimators]
+    assert rows["BPTT()"].error < 1e-12
+    assert rows["RTRL()"].error < 1e-12
+    biased = rows["TruncatedBPTT(3)"]
+    TruncatedBPTT(3)(*of(problem))
+    assert biased.bias == pytest.approx(relative_error(problem.gradients(), problem.exact), rel=1e-10)
+    assert (biased.deviation, biased.draws) == (0.0, 1)
+    exact = diagnostics.expectation(LAW, *of(problem)).relative_deviation
+    low, high = rows[repr(ARTBP(LAW))].deviation_interval
+    assert low < exact < high
+    assert rows["UORO()"].bias <= 4 * rows["UORO()"].bias_error
+    assert all(row.microseconds > 0 and row.bytes > 0 for row in found.rows)
+    assert all(leaf.grad is None for leaf in problem.parameters.values())
+
+
+def test_memory_is_counted():
+    """A graph of T steps holds at least T times what one step saves; a window's, that of a window and the states."""
+    problem = CELLS["gru"](steps=60)
+    whole, window, forward = diagnostics.compare([BPTT(), BPTT(window=10), UORO(seed=0)], *of(problem), draws=2).rows
+    assert window.bytes < 0.4 * whole.bytes
+    longest, constant = diagnostics.compare([BPTT(), UORO(seed=0)], *of(CELLS["gru"](steps=120)), draws=2).rows
+    assert longest.bytes > 1.8 * whole.bytes
+    assert constant.bytes < 1.3 * forward.bytes
+
+
+def test_moments_merge():
+    generator = torch.Generator().manual_seed(0)
+    draws, exact = torch.randn(50, 4, generator=generator, dtype=torch.float64) + 1, torch.zeros(4, dtype=torch.float64)
+    one, other, whole = Moments(exact), Moments(exact), Moments(exact)
+    for i, draw in enumerate(draws):
+        (one if i < 20 else other).add(draw)
+        whole.add(draw)
+    merged = one + other
+    assert (merged.n, merged.variance) == (50, pytest.approx(whole.variance))
+    assert merged.variance == pytest.approx(float(draws.var(0).sum()))
+    torch.testing.assert_close(merged.mean, draws.mean(0))
+    assert merged.bias == pytest.approx(math.sqrt(float(draws.mean(0).square().sum()) - whole.variance / 50))
+    check(lambda: one + Moments(exact + 1), VALUES, "two different exact", "Merge")
+
+
+# ---- influence balancing at stationarity -----------------------------------------------------------------------------
+
+
+def stationary(steps):
+    problem = influence_balancing(steps=1000)
+    with torch.no_grad():
+        _, state = of(problem)[0](problem.inputs, problem.state, None)
+    return of(problem)[0], torch.zeros(steps, 1, dtype=torch.float64), state, problem
+
+
+@pytest.mark.parametrize(
+    ("length", "sign"), [(10, -1), (50, -1), (100, -1), (108, -1), (109, -1), (110, 1), (111, 1), (200, 1)]
+)
+def test_truncated_bptt_has_the_wrong_sign_below_110(length, sign):
+    """With p = 10 and n = 13, at stationarity; over whole segments, so that every lag counts max(0, 1 - k/L)."""
+    step, inputs, state, problem = stationary(length * max(10, 1000 // length))
+    TruncatedBPTT(length)(step, inputs, state)
+    truncated = float(problem.gradients()["theta"])
+    BPTT()(step, inputs, state)
+    assert truncated * float(problem.gradients()["theta"]) * sign > 0
+
+
+# ---- probe -----------------------------------------------------------------------------------------------------------
+
+
+def linear(decay, steps=400):
+    return of(scalar_linear(steps=steps, lanes=4, decay=decay))
+
+
+def with_resets():
+    """Nothing fades inside an episode of three steps; nothing survives its end."""
+    problem = scalar_linear(steps=400, lanes=4, decay=1.0)
+    keep = torch.ones(400, 4, 1, dtype=torch.float64)
+    keep[::3] = 0.0
+    inputs = torch.cat([problem.inputs, keep], 2)
+    reset = Problem(
+        "resets",
+        lambda x, s: problem.cell(x[:, :2], s * x[:, 2]),
+        inputs,
+        problem.state,
+        problem.parameters,
+    )
+    return of(reset)
+
+
+KNOWN = {
+    "short memory": (lambda: linear(0.3), r"Keep L = 10\b"),
+    "somewhat longer memory": (lambda: linear(0.8), "Raise L to 20:"),
+    "long memory": (lambda: linear(0.97), r"Use ARTBP\(PowerLaw\(mean=10, alpha=\d+\)\).*% off"),
+    "sign reversal": (lambda: stationary(600)[:3], r"Use ARTBP\(PowerLaw\(mean=10, alpha=\d+\)\).*wrong sign"),
+    "no fading": (lambda: linear(1.0), "does not fade.*CheckpointedBPTT"),
+    "resets": (with_resets, r"Keep L = 10\b"),
+}
+
+
+@pytest.mark.parametrize(("subject", "advice"), KNOWN.values(), ids=KNOWN)
+def test_advice_where_the_answer_is_known(subject, advice):
+    import re
+
+    found = diagnostics.probe(*subject(), artbp.PowerLaw(mean=10, alpha=6), samples=32)
+    assert re.search(advice, found.advice), found.advice
+    assert found.advice.count(". ") == 0  # one sentence
+
+
+@pytest.mark.parametrize("decay", [0.5, 0.9, 0.97])
+def test_probe_finds_the_rate_at_which_memory_fades(decay):
+    found = diagnostics.probe(*linear(decay), artbp.PowerLaw(mean=10, alpha=6), samples=8)
+    assert found.fading == pytest.approx(decay, rel=1e-6)
+    assert found.fading_error < 1e-6
+    assert found.fades
+
+
+def test_probe_sees_the_truth_about_truncated_bptt():
+    step, inputs, state = linear(0.9, steps=300)
+    law = artbp.PowerLaw(mean=10, alpha=6)
+    found = diagnostics.probe(step, inputs, state, law, samples=100)
+    rows = diagnostics.compare([TruncatedBPTT(L) for L in (10, 20, 40)], step, inputs, state).rows
+    assert [found.bias[L] for L in (10, 20, 40)] == pytest.approx([row.bias for row in rows])
+    assert [found.cosine[L] for L in (10, 20, 40)] == pytest.approx([row.cosine for row in rows])
+    sampled = diagnostics.variance(law, step, inputs, state, samples=400, seed=5)
+    error = math.hypot(found.truncation_noise_error, sampled.error / 2 / math.sqrt(sampled.variance) * 0.2)
+    assert found.truncation_noise == pytest.approx(sampled.relative_deviation, abs=4 * error + 0.02)
+    assert 0.1 < found.beyond[10] < 0.9
+
+
+# ---- reports ---------------------------------------------------------------------------------------------------------
+
+
+def test_every_report_prints_as_a_table_and_goes_to_json():
+    problem = CELLS["lstm"](steps=12)
+    reports = [
+        diagnostics.expectation(LAW, *of(problem)),
+        diagnostics.variance(LAW, *of(problem)),
+        diagnostics.compare([BPTT(), UORO(seed=0)], *of(problem), draws=3),
+        diagnostics.probe(*of(problem), LAW, samples=4),
+    ]
+    for report in reports:
+        values = json.loads(report.to_json())
+        assert values
+        assert json.dumps(values) == json.dumps(report.to_dict())
+        lines = str(report).splitlines()
+        assert len(lines) >= 4
+        assert "tensor" not in str(report) + report.to_json()
+    comparison = str(reports[2]).splitlines()
+    assert comparison[1].split()[:2] == ["estimator", "bias"]
+    assert [line.split()[0] for line in comparison[3:]] == ["BPTT()", "UORO()"]
+
+
+# ---- bad input -------------------------------------------------------------------------------------------------------
+
+
+def everything(step, inputs, state):
+    return [
+        lambda: diagnostics.expectation(LAW, step, inputs, state),
+        lambda: diagnostics.variance(LAW, step, inputs, state),
+        lambda: diagnostics.compare([BPTT()], step, inputs, state),
+        lambda: diagnostics.probe(step, inputs, state, LAW),
+    ]
+
+
+def test_a_step_that_is_not_deterministic():
+    problem = CELLS["rnn"](steps=12)
+    step = artbp.unroll(lambda x, s: problem.cell(x, torch.nn.functional.dropout(s, 0.5)))
+    for call in everything(step, problem.inputs, problem.state):
+        check(call, VALUES, "not deterministic", r"eval\(\)")
+
+
+def test_a_state_that_does_not_reach_the_loss():
+    problem = CELLS["rnn"](steps=12)
+    step = artbp.unroll(lambda x, s: problem.cell(x, torch.zeros_like(s)))
+    for call in everything(step, problem.inputs, problem.state):
+        check(call, VALUES, "state does not reach the loss", "Check that the step returns")
+
+
+def test_a_loss_without_parameters():
+    step = artbp.unroll(lambda x, s: ((s + x).square().sum(), s + x))
+    for call in everything(step, torch.ones(12, 2), torch.zeros(2)):
+        check(call, RuntimeError, "does not depend on anything that requires grad", "Check that parameters")
+
+
+def test_too_long_too_short_or_biased():
+    long = of(CELLS["rnn"](steps=70))
+    check(lambda: diagnostics.expectation(LAW, *long), VALUES, r"2\^69.*limit is 13", r"compare\(")
+    check(lambda: diagnostics.variance(LAW, *long), VALUES, "2,415 pairs", "samples=1000")
+    check(lambda: diagnostics.variance(artbp.Fixed(3), *long), VALUES, "biased", r"expectation\(law")
+    check(lambda: diagnostics.probe(*long, artbp.PowerLaw(mean=20, alpha=4)), VALUES, "70 steps", "four times")
+    check(lambda: diagnostics.compare([], *long), VALUES, "no estimators", "Pass a list")
+    check(lambda: diagnostics.compare([BPTT()], *long, draws=0), VALUES, "got 0", "Pass an int")
