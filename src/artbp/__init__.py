@@ -28,7 +28,7 @@ _HOME = {
     "link": "artbp._link",
     "unroll": "artbp._backprop",
 }
-_MODULES = ("laws", "truncation")
+_MODULES = ("laws", "nn", "truncation")
 
 __all__ = [
     "Fixed",

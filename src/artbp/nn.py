@@ -14,7 +14,8 @@ from torch import Tensor
 from torch.nn.utils.rnn import PackedSequence
 
 from artbp._link import link
-from artbp.ops import _check, _stack
+from artbp.ops import _check, _stack, dispatch
+from artbp.ops._weights import windows
 
 __all__ = ["GRU", "LSTM", "RNN", "convert", "linked"]
 
@@ -88,14 +89,18 @@ def _forward(layer: _Linked, plain: Any, source: Any, hx: Any, given: Tensor) ->
     packed = isinstance(source, PackedSequence)
     lanes = sequences.lanes if packed or source.dim() == 3 else None
     links = _check.links(given, sequences.steps, lanes, packed or layer.batch_first)
-    if sequences.data.is_meta or not _wants_gradient(layer, sequences) or bool((links == 1).all()):
+    if sequences.data.is_meta or not _wants_gradient(layer, sequences):
         return plain(source, hx)
-    if bool((links[1:] == 1).all()):  # the edge into the call is all there is to scale, or to cut
-        return plain(source, None if hx is None else link(hx, links[0], dim=1))
+    spans = windows(links, links.device)
+    if len(spans) == 1 and spans[0].weights is None:  # the edge into the call is all there may be to scale, or to cut
+        edge_is_one = bool((links[0] == 1).all())
+        return plain(source, hx if hx is None or edge_is_one else link(hx, links[0], dim=1))
     return _stack.run(layer, sequences, links)
 
 
 def _wants_gradient(layer: _Linked, sequences: _stack.Sequences) -> bool:
+    if dispatch.transformed():
+        return True
     if not torch.is_grad_enabled():
         return False
     weights: list[Any] = layer._flat_weights

@@ -5,6 +5,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from artbp.ops._product import onednn_is_faster, product
+
 
 class Carry:
     """The factors of one layer, in the form in which a step costs least.
@@ -53,11 +55,12 @@ class Carry:
 
     def product(self, t: int, base: Tensor, adjoint: Tensor, weight: Tensor) -> Tensor:
         """base + links[t] · adjoint @ weight, a new tensor. Not for a t that is cut as a whole."""
-        if self.shared is not None:
-            return torch.addmm(base, adjoint, weight, alpha=self.shared[t])
-        if not self._columns:
-            return torch.addmm(base, adjoint, weight)
-        return self.clear(t, (adjoint @ weight).mul_(self._columns[t])).add_(base)
+        if self._columns:
+            return self.clear(t, product(adjoint, weight).mul_(self._columns[t])).add_(base)
+        factor = 1.0 if self.shared is None else self.shared[t]
+        if onednn_is_faster(adjoint, weight):
+            return torch.add(base, product(adjoint, weight), alpha=factor)
+        return torch.addmm(base, adjoint, weight, alpha=factor)
 
     def scaled(self, t: int, carried: Tensor) -> Tensor:
         """links[t] · carried, a new tensor."""

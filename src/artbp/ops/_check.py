@@ -35,19 +35,20 @@ def links(given: Any, steps: int, lanes: int | None, lanes_first: bool) -> Tenso
             f"links are {given.dtype}: narrower floats lose a compensation such as 1.0015, and integers cannot hold it."
             " Pass float64 or float32, whatever the dtype of the input."
         )
-    if given.device.type != "cpu":
+    if not given.is_cpu:
         raise ValueError(
             f"links are on {given.device}: their values choose the kernel, and reading them there would stop the device"
             " at every call. Keep them on the CPU, wherever the input is: links.cpu()."
         )
     _check_shape(given, steps, lanes, lanes_first)
-    low, high = (float(bound) for bound in given.aminmax()) if given.numel() else (1.0, 1.0)
+    copy = given.to(torch.float64, copy=True)
+    values = copy.numpy()
+    low, high = (float(values.min()), float(values.max())) if values.size else (1.0, 1.0)
     if not (low >= 0.0 and high < math.inf):  # written so that nan fails too
         raise ValueError(
             f"links hold values from {low} to {high}: a factor must be finite and at least 0 (a cut is 0, and 1/(1-c) "
             "needs c < 1). Draw them with artbp.Truncation, or use 1.0 where the gradient is to pass as it is."
         )
-    copy = given.to(torch.float64, copy=True)
     return copy.t().contiguous() if copy.dim() == 2 and lanes_first else copy
 
 

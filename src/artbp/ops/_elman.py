@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from artbp.ops._carry import Carry
+from artbp.ops._product import add_product, product
 from artbp.ops._types import Adjoints, Gradients, Tensors, Weights
 
 
@@ -20,7 +21,7 @@ def forward(mode: str, preactivation: Tensor, hx: Tensors, weights: Weights) -> 
     w_hh = weights[1].t()
     activate = torch.tanh_ if mode == "RNN_TANH" else torch.relu_
     for a in preactivation.unbind(0):
-        h = activate(a.addmm_(h, w_hh))
+        h = activate(add_product(a, h, w_hh))
     return preactivation, (h.clone(),)
 
 
@@ -40,5 +41,5 @@ def backward(mode: str, y: Tensor, h0: Tensor, weights: Weights, incoming: Gradi
         else:
             d_h = carry.product(t + 1, d_ys[t], all_a[t + 1], w_hh)
         all_a[t].mul_(d_h)
-    first = torch.zeros_like(h0) if carry.whole(0) else carry.scaled(0, all_a[0] @ w_hh)
+    first = torch.zeros_like(h0) if carry.whole(0) else carry.scaled(0, product(all_a[0], w_hh))
     return Adjoints(d_a, d_a, (first,))

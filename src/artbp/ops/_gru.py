@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from artbp.ops._carry import Carry
+from artbp.ops._product import product
 from artbp.ops._types import Adjoints, Gradients, Tensors, Weights
 
 
@@ -32,10 +33,7 @@ def forward(preactivation: Tensor, hx: Tensors, weights: Weights) -> tuple[Tenso
         recurrent.unbind(0), gates_x, gates_q, r_, z_, n_, recurrent[:, :, 2 * H :].unbind(0), y.unbind(0), strict=True
     )
     for q, gate_x, gate_q, r, z, n, m, out in steps:
-        if b_hh is None:
-            torch.mm(h, w_hh, out=q)
-        else:
-            torch.addmm(b_hh, h, w_hh, out=q)
+        q.copy_(product(h, w_hh, b_hh))
         gate_x.add_(gate_q).sigmoid_()
         n.addcmul_(r, m).tanh_()
         h = torch.lerp(n, h, z, out=out)

@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from artbp.ops._carry import Carry
+from artbp.ops._product import add_product, product
 from artbp.ops._types import Adjoints, Gradients, Tensors, Weights
 
 
@@ -36,7 +37,7 @@ def forward(preactivation: Tensor, hx: Tensors, weights: Weights) -> tuple[Tenso
         preactivation.unbind(0), i_, f_, g_, o_, candidates.unbind(0), hidden.unbind(0), y.unbind(0), strict=True
     )
     for t, (a, i, f, pre_g, o, g, hide, out) in enumerate(steps):
-        a.addmm_(h, w_hh)
+        add_product(a, h, w_hh)
         torch.tanh(pre_g, out=g)
         a.sigmoid_()
         c_next = cell[t + 1]
@@ -44,7 +45,7 @@ def forward(preactivation: Tensor, hx: Tensors, weights: Weights) -> tuple[Tenso
         c_next.addcmul_(i, g)
         torch.tanh(c_next, out=hide)
         hide.mul_(o)
-        h = hide if w_hr is None else torch.mm(hide, w_hr, out=out)
+        h = hide if w_hr is None else out.copy_(product(hide, w_hr))
     saved = (preactivation, candidates, cells) if w_hr is None else (preactivation, candidates, cells, hidden)
     return y, (y[-1].clone(), cells[-1].clone()), saved
 
@@ -81,14 +82,14 @@ def backward(saved: Tensors, weights: Weights, incoming: Gradients, carry: Carry
         through = d_h
         if w_hr is not None:
             d_hidden.append(d_h)
-            through = d_h @ w_hr
+            through = product(d_h, w_hr)
         d_c = through * h_to_c[t] if d_c is None else d_c.addcmul_(through, h_to_c[t])
         d_cell_gates[t].mul_(d_c.unsqueeze(1))
         d_o[t].mul_(through)
     if d_c is None or carry.whole(0):
         first = (torch.zeros_like(d_ys[0]), torch.zeros_like(cells[0]))
     else:
-        first = (carry.scaled(0, all_a[0] @ w_hh), carry.clear(0, d_c * c_to_c[0]))
+        first = (carry.scaled(0, product(all_a[0], w_hh)), carry.clear(0, d_c * c_to_c[0]))
     flat = d_gates.view(T, B, 4 * H)
     projected = (torch.stack(d_hidden[::-1]), saved[3]) if w_hr is not None else None
     return Adjoints(flat, flat, first, projected)

@@ -17,7 +17,7 @@ from artbp.ops._types import Tensors, Weights
 Block = tuple[int, int, int]  # steps first..last-1 of so many lanes
 
 
-@dataclass(frozen=True)
+@dataclass(slots=True)
 class Sequences:
     """The input of a call in one layout, and the way back to the caller's.
 
@@ -94,7 +94,9 @@ def run(layer: torch.nn.RNNBase, sequences: Sequences, links: Tensor) -> tuple[A
                 x = dropout(x, layer.dropout, True)
             x, state = _layer(layer.mode, x, tuple(part[index] for part in hx), group, links, sequences.blocks)
             final.append(state)
-        states = tuple(torch.stack(parts) for parts in zip(*final, strict=True))
+        states = tuple(
+            parts[0].unsqueeze(0) if len(parts) == 1 else torch.stack(parts) for parts in zip(*final, strict=True)
+        )
         y, states = cast.output(x), cast.final(states)
     return _returned(layer, sequences.source, y, states)
 
@@ -146,7 +148,7 @@ def _returned(layer: torch.nn.RNNBase, source: Tensor | PackedSequence, y: Tenso
 
 
 def _autocasts(device: str) -> bool:
-    return torch.amp.is_autocast_available(device) and torch.is_autocast_enabled(device)
+    return (device in ("cpu", "cuda") or torch.amp.is_autocast_available(device)) and torch.is_autocast_enabled(device)
 
 
 class _Cast:

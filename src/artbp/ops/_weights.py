@@ -22,7 +22,7 @@ from torch import Tensor
 LIMIT = 2.0**32  # a product beyond it, or below its inverse, splits the window: adjoints keep 2^-94 of room in float32
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Window:
     """Steps first..last-1, whose links inside neither vanish nor leave the range."""
 
@@ -31,6 +31,7 @@ class Window:
     edge: float | Tensor  # the link on the state that enters: a number, or (B, 1)
     weights: Tensor | None  # w (n, 1, 1) or (n, B, 1); None where all are one
     inverse: Tensor | None  # 1 / w, float32 like the weights
+    following: Tensor | None  # 1 / w of the next step, for what step t hands to step t+1; the last row is one
 
     def scale_entering(self, gradient: Tensor) -> Tensor:
         """edge · gradient, a new tensor, exactly zero where the edge is."""
@@ -54,12 +55,19 @@ def windows(links: Tensor, device: torch.device) -> list[Window]:
     if latest is not None and latest[0]() is links and latest[1] == links._version and latest[2] == device:
         return latest[3]
     found = []
-    for first, last, product in _spans(links.numpy()):
-        edge = float(links[first]) if links.dim() == 1 else links[first].to(device, torch.float32).unsqueeze(1)
-        weights = None if product is None else torch.from_numpy(product).to(device, torch.float32)
-        if weights is not None:
-            weights = weights.view(last - first, -1, 1)
-        found.append(Window(first, last, edge, weights, None if weights is None else weights.reciprocal()))
+    values = links.numpy()
+    for first, last, product in _spans(values):
+        edge = float(values[first]) if values.ndim == 1 else links[first].to(device, torch.float32).unsqueeze(1)
+        if product is None:
+            found.append(Window(first, last, edge, None, None, None))
+            continue
+        rows = np.empty((3, last - first, product.size // (last - first), 1), dtype=np.float32)
+        rows[0] = product.reshape(rows.shape[1:])
+        np.divide(1.0, rows[0], out=rows[1])
+        rows[2, :-1] = rows[1, 1:]
+        rows[2, -1] = 1.0
+        scales = torch.from_numpy(rows)
+        found.append(Window(first, last, edge, *(scales if device.type == "cpu" else scales.to(device)).unbind(0)))
     _latest = weakref.ref(links), links._version, device, found
     return found
 
@@ -72,7 +80,7 @@ def _spans(links: NDArray[np.float64]) -> Iterator[tuple[int, int, NDArray[np.fl
         product[0] = 1.0
         with np.errstate(over="ignore", invalid="ignore"):
             np.multiply.accumulate(product, axis=0, out=product)
-        low, high = product.min(), product.max()
+        low, high = np.minimum.reduce(product, axis=None), np.maximum.reduce(product, axis=None)
         if low < 1.0 / LIMIT or not high <= LIMIT:
             outside = ~((product >= 1.0 / LIMIT) & (product <= LIMIT)).reshape(len(product), -1)
             product = product[: int(outside.any(axis=1).argmax())]

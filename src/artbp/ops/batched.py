@@ -18,6 +18,7 @@ from torch import Tensor
 
 from artbp.ops import _elman, _gru, _lstm, naive
 from artbp.ops._carry import Carry
+from artbp.ops._product import product, product_of_transposed
 from artbp.ops._types import Adjoints, Gradients, Tensors, Weights
 
 
@@ -94,7 +95,7 @@ def _input_product(mode: str, x: Tensor, weights: Weights) -> Tensor:
     w_ih, _, b_ih, b_hh = weights[:4]
     bias = b_ih if mode == "GRU" or b_ih is None else b_ih + b_hh
     rows = x.reshape(-1, x.shape[2])
-    return rows @ w_ih.t() if bias is None else torch.addmm(bias, rows, w_ih.t())
+    return product(rows, w_ih.t(), bias)
 
 
 def _products(
@@ -105,13 +106,11 @@ def _products(
     weight_needed = needed[1 + count :]
     T, B, G = adjoints.input.shape
     d_x, d_q = adjoints.input.view(T * B, G), adjoints.recurrent.view(T * B, G)
-    x_gradient = (d_x @ weights[0]).view(x.shape) if needed[0] else None
-    w_ih = d_x.t() @ x.reshape(T * B, -1) if weight_needed[0] else None
+    x_gradient = product(d_x, weights[0]).view(x.shape) if needed[0] else None
+    w_ih = product_of_transposed(d_x, x.reshape(T * B, -1)) if weight_needed[0] else None
     w_hh = None
     if weight_needed[1]:
-        w_hh = d_q[:B].t() @ h0
-        if T > 1:
-            w_hh.addmm_(d_q[B:].t(), y[:-1].reshape((T - 1) * B, -1))
+        w_hh = product_of_transposed(d_q, torch.cat((h0.unsqueeze(0), y[:-1])).flatten(0, 1))
     b_ih = d_x.sum(0) if weight_needed[2] else None
     b_hh = None
     if weight_needed[3]:
@@ -119,6 +118,6 @@ def _products(
     weight_gradients = [w_ih, w_hh, b_ih, b_hh]
     if adjoints.projected is not None:
         d_h, hidden = adjoints.projected
-        w_hr = d_h.flatten(0, 1).t() @ hidden.flatten(0, 1) if weight_needed[4] else None
+        w_hr = product_of_transposed(hidden.flatten(0, 1), d_h.flatten(0, 1)).t() if weight_needed[4] else None
         weight_gradients.append(w_hr)
     return x_gradient, *adjoints.states, *weight_gradients

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 
 import torch
 from torch import Tensor
+from torch.autograd import forward_ad
 
 from artbp.ops import _probe, naive
 from artbp.ops._types import MODES, Path, Tensors, Weights
@@ -17,7 +18,7 @@ from artbp.ops._weights import windows
 FLOATS = (torch.float64, torch.float32, torch.bfloat16, torch.float16)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Problem:
     """What the choice among the paths that serve may depend on, for one layer."""
 
@@ -103,6 +104,8 @@ def recurrence(mode: str, x: Tensor, hx: Tensors, weights: Weights, links: Tenso
 
 def choose(mode: str, x: Tensor, hidden: int, projected: bool, links: Tensor | None) -> str:
     """The name of the path for this call: x (T, B, I), H hidden units."""
+    if transformed():
+        return "naive"
     key = (mode, x.device, x.dtype, projected)
     rules = _serving.get(key)
     if rules is None:
@@ -112,6 +115,11 @@ def choose(mode: str, x: Tensor, hidden: int, projected: bool, links: Tensor | N
         if rule.pays(problem) and verdict(rule.path, mode, x.device, x.dtype).passed:
             return rule.path
     return "naive"
+
+
+def transformed() -> bool:
+    """Whether a transform of torch.func, or forward mode, looks on: only the specification knows those."""
+    return torch._C._are_functorch_transforms_active() or forward_ad._current_level >= 0
 
 
 def load(name: str) -> Path:

@@ -16,8 +16,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import torch
-from torch import Tensor
-from torch.nn.functional import pad
+from torch import Tensor, constant_pad_nd
 
 from artbp.ops import naive
 from artbp.ops._types import Gradients, Tensors, Weights
@@ -38,23 +37,24 @@ class _Weighted(torch.autograd.Function):
     def forward(ctx: Any, links: Tensor, *inputs: Any) -> Tensors:
         ctx.set_materialize_grads(False)
         ctx.links = links
-        ctx.windows = windows(links, inputs[0].device)
-        # Detached, or the operators record a graph of their own; contiguous, for they read raw memory.
-        plain: list[Any] = [None if tensor is None else tensor.detach().contiguous() for tensor in inputs]
-        x, h, c, *weights = plain
-        biased = any(ctx.needs_input_grad[6:8]) and any(window.weights is not None for window in ctx.windows)
-        padded = pad(weights[0], (0, 1)) if biased else None
+        ctx.spans = spans = windows(links, inputs[0].device)
+        # The operators read raw memory.
+        contiguous: list[Any] = [None if tensor is None else tensor.contiguous() for tensor in inputs]
+        x, h, c, *weights = contiguous
+        ctx.padded = any(ctx.needs_input_grad[6:8]) and any(window.weights is not None for window in spans)
+        padded = [constant_pad_nd(weights[0], (0, 1)), *weights[1:]] if ctx.padded else weights
         saved, outputs = [], []
-        for window in ctx.windows:
-            given, used = x[window.first : window.last], weights
-            if padded is not None and window.weights is not None:
-                given, used = pad(given, (0, 1), value=1.0), [padded, *weights[1:]]
+        for window in spans:
+            given = x if len(spans) == 1 else x[window.first : window.last]
+            used = weights
+            if ctx.padded and window.weights is not None:
+                given, used = constant_pad_nd(given, (0, 1), 1.0), padded
             y, h_next, c_next, workspace = _forward(given, h, c, used)
             saved += [given, h, c, c_next, workspace]
             outputs.append(y)
             h, c = h_next, c_next
         y = outputs[0] if len(outputs) == 1 else torch.cat(outputs)
-        ctx.save_for_backward(*inputs, y, padded, *saved)
+        ctx.save_for_backward(*inputs, y, padded[0], *saved)
         return y, h, c
 
     @staticmethod
@@ -64,35 +64,51 @@ class _Weighted(torch.autograd.Function):
             x, hx, weights = inputs[0], inputs[1:3], inputs[3:]
             return None, *naive.gradients("LSTM", x, hx, weights, ctx.links, incoming)
         weights = [None if weight is None else weight.contiguous() for weight in inputs[3:]]
+        spans: list[Window] = ctx.spans
+        whole = len(spans) == 1
         d_y, d_h, d_c = incoming
         parts: list[Tensor | None] = []
         total: list[Tensor] | None = None
-        for k in range(len(ctx.windows) - 1, -1, -1):
-            window = ctx.windows[k]
-            used = weights
-            if padded is not None and window.weights is not None:
-                used = [padded, *weights[1:]]
-            d_outputs = (None if d_y is None else d_y[window.first : window.last], d_h, d_c)
-            if all(gradient is None for gradient in d_outputs):
+        for k in range(len(spans) - 1, -1, -1):
+            window = spans[k]
+            arriving = (d_y if whole or d_y is None else d_y[window.first : window.last], d_h, d_c)
+            if arriving[0] is None and d_h is None and d_c is None:
                 parts.append(None)
                 continue
-            d_x, found, d_h, d_c = _backward(
-                window, used, saved[5 * k : 5 * k + 5], y[window.first : window.last], d_outputs, padded is not None
+            ones = ctx.padded and window.weights is not None
+            d_x, d_h, d_c, *found = _backward(
+                window,
+                [padded, *weights[1:]] if ones else weights,
+                saved[5 * k : 5 * k + 5],
+                y if whole else y[window.first : window.last],
+                arriving,
+                ones,
+                ctx.needs_input_grad[1],
             )
             parts.append(d_x)
             total = found if total is None else [a.add_(b) for a, b in zip(total, found, strict=True)]
-        return None, *_gathered(parts[::-1], ctx.windows, inputs, (d_h, d_c), total)
+        if total is None:
+            return (None,) * 8
+        d_x = parts[0] if whole or not ctx.needs_input_grad[1] else _joined(parts[::-1], spans, inputs[0])
+        bias = None if inputs[5] is None else total[2]
+        gradients = (d_x, d_h, d_c, total[0], total[1], bias, bias)
+        if inputs[0].dtype is torch.float32:
+            return None, *gradients
+        return None, *[None if gradient is None else gradient.to(inputs[0].dtype) for gradient in gradients]
 
 
-_apply: Any = _Weighted.apply
+# What Function.apply calls in the end, but for its look for functorch, which `dispatch` has had.
+_apply: Any = super(torch.autograd.Function, _Weighted).apply
 
 
 def _forward(x: Tensor, h: Tensor, c: Tensor, weights: Sequence[Any]) -> Tensors:
     """The training forward: y (n, B, H), h_n, c_n and the workspace that its backward reads."""
     w_ih, w_hh, b_ih, b_hh = weights
     biases = b_ih is not None
-    with torch.enable_grad():
-        result: Tensors = torch.ops.aten.mkldnn_rnn_layer(
+    result: Tensors
+    # Grad mode on, for the operator to pick its training form; but below autograd, which would record a second graph.
+    with torch.enable_grad(), torch._C._AutoDispatchBelowAutograd():
+        result = torch.ops.aten.mkldnn_rnn_layer.default(
             x, w_ih, w_hh, b_ih if biases else w_ih, b_hh if biases else w_hh, h, c,
             False, [], _LSTM, h.shape[1], 1, biases, False, False, True,
         )  # fmt: skip
@@ -100,55 +116,43 @@ def _forward(x: Tensor, h: Tensor, c: Tensor, weights: Sequence[Any]) -> Tensors
 
 
 def _backward(
-    window: Window, weights: Sequence[Any], saved: Sequence[Tensor], y: Tensor, incoming: Gradients, ones_column: bool
-) -> tuple[Tensor, list[Tensor], Tensor | None, Tensor | None]:
-    """The gradients of one window: of x, of the weights (summed by the caller), and of the states that entered it."""
+    window: Window,
+    weights: Sequence[Any],
+    saved: Sequence[Tensor],
+    y: Tensor,
+    incoming: Gradients,
+    ones_column: bool,
+    x_needed: bool,
+) -> list[Any]:
+    """The gradients of one window: of x, of the states that entered it, and of W_ih, W_hh and either bias."""
     x, h, c, c_next, workspace = saved
     d_y, d_h, d_c = incoming
-    w, inverse = window.weights, window.inverse
-    if w is not None and inverse is not None:
+    w, inverse, following = window.weights, window.inverse, window.following
+    if w is not None and inverse is not None and following is not None:
         # Scaled in float32 and rounded once: mixed products are formed in float32.
-        x = torch.mul(x, inverse, out=torch.empty_like(x))
-        scaled = torch.empty_like(y)  # its last row is not read
-        torch.mul(y[:-1], inverse[1:], out=scaled[:-1])
-        y = scaled
+        x = (x * inverse).to(x.dtype)
+        y = (y * following).to(y.dtype)
         d_y = None if d_y is None else d_y * w
         d_h = None if d_h is None else d_h * w[-1]
         d_c = None if d_c is None else d_c * w[-1]
     w_ih, w_hh, b_ih, b_hh = weights
     biases = b_ih is not None
-    d_x, d_w_ih, d_w_hh, d_b, _, d_h, d_c = torch.ops.aten.mkldnn_rnn_layer_backward(
+    d_x, d_w_ih, d_w_hh, d_b, _, d_h, d_c = torch.ops.aten.mkldnn_rnn_layer_backward.default(
         x, w_ih, w_hh, b_ih if biases else w_ih, b_hh if biases else w_hh, h, c, y, h, c_next, d_y, d_h, d_c,
         False, _LSTM, h.shape[1], 1, biases, True, False, [], False, workspace,
     )  # fmt: skip
-    if w is not None and inverse is not None:
-        if ones_column:
-            d_x, d_b, d_w_ih = d_x[:, :, :-1], d_w_ih[:, -1], d_w_ih[:, :-1]
+    if ones_column:
+        d_x, d_b, d_w_ih = d_x[:, :, :-1], d_w_ih[:, -1], d_w_ih[:, :-1]
+    if not x_needed:
+        d_x = None
+    elif inverse is not None:
         d_x = d_x * inverse
     if isinstance(window.edge, float) and window.edge == 0.0:
-        return d_x, [d_w_ih, d_w_hh, d_b], None, None
-    return d_x, [d_w_ih, d_w_hh, d_b], window.scale_entering(d_h), window.scale_entering(d_c)
+        return [d_x, None, None, d_w_ih, d_w_hh, d_b]
+    return [d_x, window.scale_entering(d_h), window.scale_entering(d_c), d_w_ih, d_w_hh, d_b]
 
 
-def _gathered(
-    parts: Sequence[Tensor | None],
-    spans: Sequence[Window],
-    inputs: Sequence[Any],
-    entering: Gradients,
-    total: list[Tensor] | None,
-) -> list[Tensor | None]:
-    """The gradients of x, h0, c0 and the weights, in the dtypes of the inputs."""
-    x = inputs[0]
-    if total is None:
-        return [None] * len(inputs)
-    d_w_ih, d_w_hh, d_b = total
-    if len(parts) == 1:
-        d_x = parts[0]
-    else:
-        zeros = [x.new_zeros((span.last - span.first, *x.shape[1:])) for span in spans]
-        d_x = torch.cat([zero if part is None else part for part, zero in zip(parts, zeros, strict=True)])
-    found = [d_x, *entering, d_w_ih, d_w_hh, d_b, d_b]
-    return [
-        None if gradient is None or tensor is None else gradient.to(tensor.dtype)
-        for gradient, tensor in zip(found, inputs, strict=True)
-    ]
+def _joined(parts: Sequence[Tensor | None], spans: Sequence[Window], x: Tensor) -> Tensor:
+    """The gradient of x over all windows, zero where nothing arrived."""
+    zeros = [x.new_zeros((span.last - span.first, *x.shape[1:])) for span in spans]
+    return torch.cat([zero if part is None else part for part, zero in zip(parts, zeros, strict=True)])
