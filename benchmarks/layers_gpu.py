@@ -120,8 +120,11 @@ def milliseconds(calls: dict[str, Callable[[], None]], repeats: int, together: i
     A sample is some calls in a row, as training issues them: the host may run ahead of the GPU, for all variants alike.
     """
     times: dict[str, list[float]] = {name: [] for name in calls}
+    names = list(calls)
     for turn in range(repeats + 2):
-        for name, call in calls.items():
+        first = turn % len(names)  # whoever comes after a slow one finds colder caches: each takes its turn
+        for name in names[first:] + names[:first]:
+            call = calls[name]
             start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
             torch.cuda.synchronize()
             start.record()

@@ -25,6 +25,7 @@ from artbp.ops._types import Gradients, Tensors, Weights
 from artbp.ops._weights import Window, windows
 
 _LSTM = 2  # cuDNN's number for it
+_backends: Any = torch.backends.cudnn
 
 
 def recurrence(mode: str, x: Tensor, hx: Tensors, weights: Weights, links: Tensor | None) -> tuple[Tensor, Tensors]:
@@ -40,12 +41,15 @@ def serves(mode: str, x: Tensor, weights: Weights) -> bool:
         mode == "LSTM"
         and len(weights) == 4
         and x.device.type == "cuda"
-        and torch.version.cuda is not None
         and x.dtype == torch.float32
-        and _backends.is_available()
-        and _backends.enabled
+        and available()
         and x.numel() > 0
     )
+
+
+def available() -> bool:
+    """Whether cuDNN is there, and not switched off."""
+    return bool(torch.version.cuda is not None and _backends.is_available() and _backends.enabled)
 
 
 class _Weighted(torch.autograd.Function):
@@ -104,7 +108,6 @@ class _Weighted(torch.autograd.Function):
 
 
 _apply: Any = _Weighted.apply
-_backends: Any = torch.backends.cudnn
 
 
 def _backward(

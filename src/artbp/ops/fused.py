@@ -25,7 +25,7 @@ from artbp.ops import _scan, naive
 from artbp.ops._types import Gradients, Tensors, Weights
 
 # Up to which H the one-kernel form is the faster one (H200, results/layers-h200).
-SCAN_LIMIT = {"bf16": 512, "tf32": 512, "fp32": 512}
+SCAN_LIMIT = {"bf16": 1024, "tf32": 512, "fp32": 512}
 
 
 def recurrence(mode: str, x: Tensor, hx: Tensors, weights: Weights, links: Tensor | None) -> tuple[Tensor, Tensors]:
@@ -48,11 +48,19 @@ def serves(mode: str, x: Tensor, weights: Weights) -> bool:
     return (
         mode == "LSTM"
         and len(weights) == 4
-        and x.device.type == "cuda"
-        and torch.version.cuda is not None
         and x.dtype in (torch.float32, torch.bfloat16)
         and x.numel() > 0
-        and torch.cuda.get_device_capability(x.device) >= (8, 0)
+        and available(x.device)
+    )
+
+
+@cache
+def available(device: torch.device) -> bool:
+    """Whether our kernels run on this device."""
+    return (
+        device.type == "cuda"
+        and torch.version.cuda is not None
+        and torch.cuda.get_device_capability(device) >= (8, 0)
         and importlib.util.find_spec("triton") is not None
     )
 
@@ -184,6 +192,7 @@ def _arithmetic(kind: str, device: torch.device) -> Iterator[None]:
         yield
 
 
+@cache
 def _form(kind: str, B: int, H: int, device: torch.device) -> str:
     fits = _scan.blocks("forward", kind, B, H, device) is not None
     if fits and SCAN_LIMIT[kind] >= H:
