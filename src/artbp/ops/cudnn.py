@@ -21,7 +21,7 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 from artbp.ops import naive
-from artbp.ops._types import Gradients, Tensors, Weights
+from artbp.ops._types import Gradients, Tensors, Weights, in_full_precision
 from artbp.ops._weights import Window, windows
 
 _LSTM = 2  # cuDNN's number for it
@@ -83,6 +83,7 @@ class _Weighted(torch.autograd.Function):
         return y, h, c
 
     @staticmethod
+    @in_full_precision
     def backward(ctx: Any, *incoming: Tensor | None) -> tuple[Tensor | None, ...]:
         inputs, (y, buffer, *rest) = ctx.saved_tensors[:7], ctx.saved_tensors[7:]
         if torch.is_grad_enabled():

@@ -106,7 +106,7 @@ TABLE = (
         ("LSTM",),
         projected=False,
         pays=_fused_here,
-        evidence="On an H200 0.2 to 0.8 of cuDNN's time, 1.2 to 1.4 where cuDNN keeps a small weight on the chip.",
+        evidence="On an H200 0.2 to 0.8 of cuDNN's time, 1.0 to 1.2 where cuDNN keeps a small weight on the chip.",
     ),
     Rule(
         "cudnn",

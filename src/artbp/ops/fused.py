@@ -22,7 +22,7 @@ import torch
 from torch import Tensor
 
 from artbp.ops import _scan, naive
-from artbp.ops._types import Gradients, Tensors, Weights
+from artbp.ops._types import Gradients, Tensors, Weights, in_full_precision
 
 # Up to which H the one-kernel form is the faster one (H200, results/layers-h200).
 SCAN_LIMIT = {"bf16": 1024, "tf32": 512, "fp32": 512}
@@ -94,6 +94,7 @@ class _Fused(torch.autograd.Function):
         return y[1:], hn, cn
 
     @staticmethod
+    @in_full_precision
     def backward(ctx: Any, *incoming: Tensor | None) -> tuple[Tensor | None, ...]:
         *inputs, gates, y, c = ctx.saved_tensors
         if torch.is_grad_enabled():
