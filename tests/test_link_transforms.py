@@ -270,3 +270,21 @@ def test_in_checkpointed_functions():
     (plain,) = torch.autograd.grad(function(x), x)
     (again,) = torch.autograd.grad(torch.utils.checkpoint.checkpoint(function, x, use_reentrant=False), x)
     assert torch.equal(plain, again)
+
+
+@pytest.mark.parametrize("factor", [1.25, torch.tensor([0.5, 1.25, 0.0], dtype=torch.float64)], ids=["number", "lanes"])
+def test_compile_from_a_state_without_a_gradient(factor):
+    """The first steps of a run: nothing requires grad yet but the weights."""
+    cell = torch.nn.LSTMCell(2, 3)
+
+    def two(x, state):
+        for _ in range(2):
+            state = cell(x, artbp.link(state, factor))
+        return state
+
+    found = []
+    for step in (two, torch.compile(two, fullgraph=True, backend="aot_eager")):
+        state = step(torch.ones(3, 2), (torch.zeros(3, 3), torch.zeros(3, 3)))
+        state = step(torch.ones(3, 2), state)
+        found.append(torch.autograd.grad(state[0].sum(), cell.weight_hh)[0])
+    torch.testing.assert_close(found[1], found[0])

@@ -122,56 +122,66 @@ def _check_lanes(leaf: Tensor, factor: Tensor, dim: int) -> None:
 
 
 class _Link(torch.autograd.Function):
-    generate_vmap_rule = True
-
     @staticmethod
-    def forward(factor: Factor, dim: int, *leaves: Tensor) -> tuple[Tensor, ...]:
+    def forward(ctx: Any, factor: Factor, dim: int, *leaves: Tensor) -> tuple[Tensor, ...]:
+        _keep(ctx, factor, dim)
         # Views: no copy, and torch refuses an in-place operation on them, which would undo the link or rewrite a leaf.
         return tuple([leaf.view_as(leaf) for leaf in leaves])
 
     @staticmethod
-    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
-        ctx.factor, ctx.dim = inputs[:2]
-        if isinstance(ctx.factor, Tensor):
-            ctx.save_for_backward(ctx.factor)
-            ctx.save_for_forward(ctx.factor)
-            ctx.factor = None
-        ctx.set_materialize_grads(False)
-
-    @staticmethod
     def backward(ctx: Any, *gradients: Tensor | None) -> tuple[Tensor | None, ...]:
-        return None, None, *_Link.scaled(ctx, gradients)
-
-    @staticmethod
-    def scaled(ctx: Any, gradients: tuple[Tensor | None, ...]) -> list[Tensor | None]:
-        factor = ctx.saved_tensors[0] if ctx.factor is None else ctx.factor
-        return [None if gradient is None else _scale(gradient, factor, ctx.dim) for gradient in gradients]
+        return None, None, *_scaled(ctx, gradients)
 
 
-class _LinkForwardMode(_Link):
-    """The link with its forward-mode derivative: it has to copy, and torch.compile does not trace it."""
+class _LinkTransformed(torch.autograd.Function):
+    """The link under forward mode and torch.func, which ask for copies and a context set up apart.
+
+    A class of its own: torch.compile does not trace `jvp`, and binding arguments for `setup_context` costs more than
+    all else that a link does.
+    """
+
+    generate_vmap_rule = True
 
     @staticmethod
     def forward(factor: Factor, dim: int, *leaves: Tensor) -> tuple[Tensor, ...]:
         return tuple([leaf.clone() for leaf in leaves])
 
     @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
+        _keep(ctx, *inputs[:2])
+
+    backward = _Link.backward
+
+    @staticmethod
     def jvp(ctx: Any, *tangents: Tensor | None) -> tuple[Tensor | None, ...]:
-        return tuple(_Link.scaled(ctx, tangents[2:]))
+        return tuple(_scaled(ctx, tangents[2:]))
+
+
+def _keep(ctx: Any, factor: Factor, dim: int) -> None:
+    ctx.dim = dim
+    ctx.factor = None if isinstance(factor, Tensor) else factor
+    if isinstance(factor, Tensor):
+        ctx.save_for_backward(factor)
+        ctx.save_for_forward(factor)
+    ctx.set_materialize_grads(False)
+
+
+def _scaled(ctx: Any, gradients: tuple[Tensor | None, ...]) -> list[Tensor | None]:
+    factor = ctx.saved_tensors[0] if ctx.factor is None else ctx.factor
+    return [None if gradient is None else _scale(gradient, factor, ctx.dim) for gradient in gradients]
 
 
 def _apply(factor: Factor, dim: int, *leaves: Tensor) -> tuple[Tensor, ...]:
     function: Any = _Link
     if torch.compiler.is_compiling():
-        pass
+        if not (torch.is_grad_enabled() and any(leaf.requires_grad for leaf in leaves)):
+            return leaves  # there torch up to 2.11 miscounts the arguments of a Function
     elif torch._C._are_functorch_transforms_active() or forward_ad._current_level >= 0:
-        function = _LinkForwardMode
-    elif not torch.is_grad_enabled():
-        return tuple([leaf.detach() for leaf in leaves])
+        function = _LinkTransformed
+    elif torch.is_grad_enabled():
+        function = super(torch.autograd.Function, _Link)  # what `apply` calls in the end, some microseconds later
     else:
-        # What `apply` calls in the end; before that it binds the arguments through inspect.signature, which costs more
-        # than all else here.
-        function = super(torch.autograd.Function, _Link)
+        return tuple([leaf.detach() for leaf in leaves])
     linked: tuple[Tensor, ...] = function.apply(factor, dim, *leaves)
     return linked
 
@@ -224,6 +234,8 @@ class _ScaleLowPrecision(torch.autograd.Function):
 
 
 def _scale_low_precision(gradient: Tensor, factor: Factor) -> Tensor:
+    if torch.compiler.is_compiling():  # a Function within a backward is beyond torch.compile
+        return _round_stochastically(_product(gradient.float(), factor), gradient.dtype)
     function: Any = _ScaleLowPrecision
     scaled: Tensor = function.apply(gradient, factor)
     return scaled
