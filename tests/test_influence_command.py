@@ -11,7 +11,7 @@ import time
 
 import pytest
 
-from artbp import cli
+from artbp import Tabulated, cli
 from artbp.experiments import _folder
 from artbp.experiments.influence_options import DATA, FIGURES, OptionError, Options, check
 from artbp.experiments.influence_results import Results
@@ -138,6 +138,9 @@ def test_stopped_and_gone_on_is_the_same_as_in_one_go(tmp_path):
         rows, summary = read(tmp_path)
         assert not summary["complete"]
         assert {run["outcome"] for run in summary["runs"]} <= {"stopped", "converged", "undecided", "diverged"}
+        # What a kill may leave behind: rows from after the last checkpoint, which will come again.
+        later = [{**rows[-1], "step": run["steps"] + 1} for run in summary["runs"][-1:] if not run["finished"]]
+        _folder.write_rows(tmp_path / "runs.jsonl", [*rows, *later])
         parts, rounds = Results(options, runs), rounds + 1
         parts.load()
         some(parts, stop=rounds < 3)
@@ -184,11 +187,12 @@ def test_ctrl_c_leaves_valid_files_and_says_how_to_go_on(tmp_path):
         ({"lr": -1.0}, "--lr -1.0", "such as 0.0003"),
         ({"noise": float("nan")}, "--noise nan", "such as 0.0"),
         ({"lengths": (10, 0)}, "--lengths 0", "from 1 on"),
-        ({"alpha": 2.0}, "PowerLaw(alpha=2)", "uses alpha=4"),
+        ({"alpha": 2.0}, "the exponent must be above 2", "uses alpha=4"),
         ({"law": "Powerlaw"}, "no law of this library", "such as Geometric"),
         ({"law": "__import__('os').getcwd()"}, "no law of this library", "such as Geometric"),
         ({"law": "Geometric(1)"}, "hazard", "Pass a mean above 1"),
-        ({"law": "Tabulated(3)"}, "--law Tabulated(3)", "'Tabulated([0.0, 0.1])'"),
+        ({"law": "Tabulated(3)"}, "--law Tabulated(3)", "Pass a list"),
+        ({"law": "PowerLaw(3)"}, "does not take these arguments", "'PowerLaw(mean=16, alpha=6)'"),
         ({"estimators": ()}, "names none", "Pass some"),
     ],
 )
@@ -205,7 +209,7 @@ def test_bad_options_are_refused_in_two_parts(options, what, instead):
         ("Geometric", "ARTBP(Geometric(mean=16))"),
         ("Fixed", "ARTBP(Fixed(16))"),
         ("Never", "ARTBP(Never())"),
-        ("Tabulated([0.0, 0.1])", "ARTBP(Tabulated(hazards=[0.0, 0.1]))"),
+        ("Tabulated([0.0, 0.1])", f"ARTBP({Tabulated([0.0, 0.1])!r})"),
         ("PowerLaw(mean=20.5, alpha=4)", "ARTBP(PowerLaw(mean=20.5, alpha=4))"),
     ],
 )

@@ -14,7 +14,13 @@ from artbp.experiments import dynamics_figure, gradient_flow_figure
 from artbp.experiments._figure import BLACK, BLUE, GREEN, GREY, ORANGE, PALE, PURPLE, SKY, blank, keep, styled
 from artbp.experiments._folder import read_json, read_rows
 
-_OTHERS = {"RTRL": BLACK, "UORO": GREEN, "NoBackTrack": PURPLE, "BPTT": GREY, "CheckpointedBPTT": GREY}
+_OTHERS: dict[str, Any] = {
+    "RTRL": (BLACK, "-"),
+    "UORO": (GREEN, (0, (6, 1))),
+    "NoBackTrack": (PURPLE, (0, (2, 1))),
+    "BPTT": (GREY, "-"),
+    "CheckpointedBPTT": (GREY, "-"),
+}
 _DASHES: list[Any] = [(0, (1, 1.5)), (0, (5, 2)), (0, (7, 2, 1, 2)), (0, (9, 2)), (0, (3, 1, 1, 1, 1, 1))]
 _ROOM = 6.0  # how far above the losses of the start a curve is followed
 
@@ -39,7 +45,7 @@ def average_loss(folder: Path, config: dict[str, Any], rows: list[dict[str, Any]
     looks = _looks(list(curves))
     for method, runs in curves.items():
         for steps, losses in runs:
-            axes.plot(steps, np.minimum(losses, 100 * top), **looks[method])
+            axes.plot(steps, np.minimum(losses, 100 * top), marker="" if len(steps) > 1 else "o", **looks[method])
     axes.set(xscale="log", yscale="log", ylim=(bottom, top), xlabel="step t")
     axes.set_xlim(min(steps[0] for runs in curves.values() for steps, _ in runs) / 1.05, config["steps"])
     axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
@@ -73,11 +79,10 @@ def _curves(rows: list[dict[str, Any]]) -> dict[str, list[tuple[Any, Any]]]:
 
 
 def _limits(curves: dict[str, list[tuple[Any, Any]]]) -> tuple[float, float]:
-    """Where the frame ends, (bottom, top): what goes far above the losses of the first half is followed to there."""
+    """Where the frame ends, (bottom, top): it holds the runs that stay near the losses of the first half."""
     runs = [losses for runs in curves.values() for _, losses in runs]
-    early = [float(losses[: max(1, len(losses) // 2)].min()) for losses in runs]
-    kept = [float(losses[-1]) for losses in runs if np.isfinite(losses[-1])]
-    top = _ROOM * max(*early, *(loss for loss in kept if loss < _ROOM * max(early)), 1.0)
+    near = _ROOM * max(float(losses[: max(1, len(losses) // 2)].min()) for losses in runs)
+    top = max([near, *(1.3 * float(losses.max()) for losses in runs if losses[-1] <= near)])
     lowest = min(float(losses[np.isfinite(losses)].min(initial=1.0)) for losses in runs)
     return max(lowest, top * 1e-12) / 1.6, top
 
@@ -92,7 +97,8 @@ def _looks(methods: list[str]) -> dict[str, dict[str, Any]]:
         elif kind == "ARTBP":
             looks[method] = {"color": BLUE, "linewidth": 1.1}
         else:
-            looks[method] = {"color": _OTHERS.get(kind, SKY), "linewidth": 1.1}
+            color, dashes_of_its_own = _OTHERS.get(kind, (SKY, "-"))
+            looks[method] = {"color": color, "linewidth": 1.1, "linestyle": dashes_of_its_own}
     return looks
 
 
@@ -132,9 +138,10 @@ def _label_ends(axes: Axes, curves: dict[str, list[tuple[Any, Any]]], looks: dic
             lines.append(f"{len(runs)} seeds")
         loss = float(np.mean([math.log(losses[-1]) for _, losses in runs]))
         texts.append(((loss - bottom) / (top - bottom), lines, looks[method]["color"]))
-    ceiling = 1.0
-    for y, lines, color in sorted(texts, key=lambda text: -text[0]):  # from the top down
+    texts.sort(key=lambda text: text[0])
+    floor = 0.0
+    for y, lines, color in texts:  # from the bottom up
         half = 0.046 * len(lines) / 2  # of the axes' height
-        y = min(y, ceiling - half)
-        ceiling = y - half - 0.02
+        y = max(y, floor + half)
+        floor = y + half + 0.02
         axes.text(1.015, y, "\n".join(lines), transform=axes.transAxes, color=color, va="center", fontsize=9)
