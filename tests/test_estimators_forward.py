@@ -103,6 +103,10 @@ def test_influence_goes_on_with_the_state_it_was_left_with_and_no_other(estimato
     tail, _ = run(twin, problem.inputs[4:], state)
     for found, expected in zip([*head, *tail], whole, strict=True):
         assert all(torch.equal(found[name], expected[name]) for name in expected)
+    (yielded,) = [state for _, state in one.stream(step, problem.inputs[:1], problem.state)]
+    problem.gradients()
+    yielded.zero_()
+    assert one.at[0].any()  # a state that the caller changes is another one
     anew, _ = run(twin, problem.inputs[4:], problem.state)
     (fresh,) = run(estimator(), problem.inputs[4:5], problem.state)[0]
     assert all(torch.allclose(anew[0][name], fresh[name], rtol=1e-12, atol=1e-12) for name in fresh)
