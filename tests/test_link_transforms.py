@@ -272,6 +272,7 @@ def test_in_checkpointed_functions():
     assert torch.equal(plain, again)
 
 
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # of torch's own tracing
 @pytest.mark.parametrize("factor", [1.25, torch.tensor([0.5, 1.25, 0.0], dtype=torch.float64)], ids=["number", "lanes"])
 def test_compile_from_a_state_without_a_gradient(factor):
     """The first steps of a run: nothing requires grad yet but the weights."""
