@@ -29,7 +29,7 @@ napoleon_use_rtype = False
 # Names that are written in signatures and documented by others, whose inventories a build must not need a network for.
 # Private names of types are documented where they are used.
 nitpick_ignore_regex = [
-    ("py:.*", r"artbp\._\w+\.\w+"),
+    ("py:.*", r"artbp\.(\w+\.)*_\w+(\.\w+)?"),
     ("py:.*", r"(torch|numpy|np|collections|typing)\..*"),
     (
         "py:.*",

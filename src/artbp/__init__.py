@@ -28,7 +28,7 @@ _HOME = {
     "link": "artbp._link",
     "unroll": "artbp._backprop",
 }
-_MODULES = ("diagnostics", "estimators", "laws", "truncation")
+_MODULES = ("diagnostics", "estimators", "laws", "nn", "truncation")
 
 __all__ = [
     "Fixed",

@@ -1,0 +1,192 @@
+"""Which path runs: one table, read from the top; every path is probed against the specification before it is used."""
+
+from __future__ import annotations
+
+import importlib
+import warnings
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+from torch.autograd import forward_ad
+
+from artbp.ops import _probe, naive
+from artbp.ops._types import MODES, Path, Tensors, Weights
+from artbp.ops._weights import windows
+
+FLOATS = (torch.float64, torch.float32, torch.bfloat16, torch.float16)
+
+
+@dataclass(slots=True)
+class Problem:
+    """What the choice among the paths that serve may depend on, for one layer."""
+
+    x: Tensor  # (T, B, I)
+    hidden: int  # H
+    links: Tensor | None
+
+    def steps_a_window(self) -> float:
+        """Steps for each window that a weighted kernel would be called for (see :mod:`artbp.ops._weights`)."""
+        steps = self.x.shape[0]
+        return steps if self.links is None else steps / len(windows(self.links, self.x.device))
+
+
+def _onednn_enabled() -> bool:
+    return bool(torch._C._get_mkldnn_enabled())  # what torch.backends.mkldnn.flags sets
+
+
+def _fused_here(problem: Problem) -> bool:
+    from artbp.ops import fused
+
+    return problem.x.numel() > 0 and fused.available(problem.x.device)
+
+
+def _cudnn_here(problem: Problem) -> bool:
+    from artbp.ops import cudnn
+
+    return problem.x.numel() > 0 and cudnn.available() and problem.steps_a_window() >= 8
+
+
+@dataclass(frozen=True)
+class Rule:
+    """One row of the table: a path, what it serves, and from where on it is the fastest that does.
+
+    Args:
+        path: its name in `PATHS`.
+        device: the type of device, or None for any.
+        dtypes: of the input.
+        modes: see `MODES`.
+        projected: whether it serves projections too.
+        pays: the measured condition.
+        evidence: what was measured, in a sentence.
+    """
+
+    path: str
+    device: str | None
+    dtypes: tuple[torch.dtype, ...]
+    modes: tuple[str, ...]
+    projected: bool
+    pays: Callable[[Problem], bool]
+    evidence: str
+
+    def serves(self, mode: str, device: torch.device, dtype: torch.dtype, projected: bool) -> bool:
+        """Whether the path can compute this at all, whatever its size."""
+        return (
+            self.device in (None, device.type)
+            and dtype in self.dtypes
+            and mode in self.modes
+            and (self.projected or not projected)
+        )
+
+
+PATHS = {
+    "batched": "artbp.ops.batched",
+    "cudnn": "artbp.ops.cudnn",
+    "fused": "artbp.ops.fused",
+    "naive": "artbp.ops.naive",
+    "onednn": "artbp.ops.onednn",
+}
+
+TABLE = (
+    Rule(
+        "onednn",
+        "cpu",
+        (torch.float32, torch.bfloat16),
+        ("LSTM",),
+        projected=False,
+        pays=lambda problem: _onednn_enabled() and problem.x.numel() > 0 and problem.steps_a_window() >= 16,
+        evidence="oneDNN's LSTM takes 0.4 to 1.1 of the batched path's time for one window of 64 steps, 0.75 to 1.0 at"
+        " 8 steps a window, 0.9 to 1.7 at 4; windows of random lengths come out worse than equal ones.",
+    ),
+    Rule(
+        "fused",
+        "cuda",
+        (torch.float32, torch.bfloat16),
+        ("LSTM",),
+        projected=False,
+        pays=_fused_here,
+        evidence="On an H200 0.2 to 0.8 of cuDNN's time, 1.0 to 1.2 where cuDNN keeps a small weight on the chip.",
+    ),
+    Rule(
+        "cudnn",
+        "cuda",
+        (torch.float32,),
+        ("LSTM",),
+        projected=False,
+        pays=_cudnn_here,
+        evidence="On an H200 1.05 to 2.2 times cuDNN's own time; for where Triton is missing. It calls once a window.",
+    ),
+    Rule(
+        "batched",
+        None,
+        FLOATS,
+        MODES,
+        projected=True,
+        pays=lambda problem: True,
+        evidence="0.4 to 0.8 of torch.nn's time for GRU and RNN in float32; it serves every mode, dtype and device.",
+    ),
+)
+
+
+def recurrence(mode: str, x: Tensor, hx: Tensors, weights: Weights, links: Tensor | None) -> tuple[Tensor, Tensors]:
+    """The contract of :class:`artbp.ops._types.Path`, by the first path of the table that serves, pays and is right."""
+    name = choose(mode, x, hx[-1].shape[1], len(weights) == 5, links)
+    return load(name)(mode, x, hx, weights, links)
+
+
+def choose(mode: str, x: Tensor, hidden: int, projected: bool, links: Tensor | None) -> str:
+    """The name of the path for this call: x (T, B, I), H hidden units."""
+    if transformed():
+        return "naive"
+    key = (mode, x.device, x.dtype, projected)
+    rules = _serving.get(key)
+    if rules is None:
+        rules = _serving[key] = [rule for rule in TABLE if rule.serves(mode, x.device, x.dtype, projected)]
+    problem = Problem(x, hidden, links)
+    for rule in rules:
+        if rule.pays(problem) and verdict(rule.path, mode, x.device, x.dtype).passed:
+            return rule.path
+    return "naive"
+
+
+def transformed() -> bool:
+    """Whether a transform of torch.func, or forward mode, looks on: only the specification knows those."""
+    return torch._C._are_functorch_transforms_active() or forward_ad._current_level >= 0
+
+
+def load(name: str) -> Path:
+    """The path of that name, imported at first use."""
+    path = _loaded.get(name)
+    if path is None:
+        path = _loaded[name] = importlib.import_module(PATHS[name]).recurrence
+    return path
+
+
+def verdict(name: str, mode: str, device: torch.device, dtype: torch.dtype) -> _probe.Verdict:
+    """Whether the path agrees with the specification here: found out once, and said once where it does not."""
+    key = (name, mode, device.type, dtype)
+    found = _verdicts.get(key)
+    if found is None:
+        found = _verdicts[key] = _probe.examine(load, name, mode, device, dtype)
+        if not found.passed:
+            warnings.warn(
+                f"artbp's {name} path for {mode} in {dtype} on {device.type} is not used: {found.words}. Another path"
+                " takes its place, with the same results, perhaps more slowly; `artbp doctor` lists what is used.",
+                RuntimeWarning,
+                stacklevel=2,
+            )
+    return found
+
+
+def forget() -> None:
+    """Read the table and probe every path anew at the next use, as in a new process."""
+    _serving.clear()
+    _loaded.clear()
+    _verdicts.clear()
+    _loaded["naive"] = naive.recurrence
+
+
+_serving: dict[tuple[str, torch.device, torch.dtype, bool], list[Rule]] = {}
+_loaded: dict[str, Path] = {"naive": naive.recurrence}
+_verdicts: dict[tuple[str, str, str, torch.dtype], _probe.Verdict] = {}

@@ -1,0 +1,159 @@
+"""The LSTM of the CPU in float32 and bfloat16: oneDNN's own operators, told of the links through weights.
+
+The forward is the operator that torch.nn calls. The backward is its raw backward on weighted arguments (see
+:mod:`artbp.ops._weights`), once a window. Three things need care. The operator picks its inference form where grad mode
+is off, as it is inside an autograd.Function. It reads h_{t-1} for the weights' gradient from the output that is handed
+back to it, which is why that is scaled. And the bias gradient it returns is the weighted sum; the one we want comes as
+the weight gradient of a column of ones in x.
+
+Cost beside torch.nn's: four passes over tensors of the size of x or y where links differ from one, none where they are
+one throughout a window; a copy of y where there are several windows.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, constant_pad_nd
+
+from artbp.ops import naive
+from artbp.ops._types import Gradients, Tensors, Weights, in_full_precision
+from artbp.ops._weights import Window, windows
+
+_LSTM = 2  # oneDNN's number for it
+
+
+def recurrence(mode: str, x: Tensor, hx: Tensors, weights: Weights, links: Tensor | None) -> tuple[Tensor, Tensors]:
+    """The contract of :class:`artbp.ops._types.Path`, for an LSTM without projection in float32 or bfloat16."""
+    links = torch.ones(x.shape[0], dtype=torch.float64) if links is None else links
+    y, h, c = _apply(links, x, *hx, *weights)
+    return y, (h, c)
+
+
+class _Weighted(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, links: Tensor, *inputs: Any) -> Tensors:
+        ctx.set_materialize_grads(False)
+        ctx.links = links
+        ctx.spans = spans = windows(links, inputs[0].device)
+        # The operators read raw memory.
+        contiguous: list[Any] = [None if tensor is None else tensor.contiguous() for tensor in inputs]
+        x, h, c, *weights = contiguous
+        ctx.padded = any(ctx.needs_input_grad[6:8]) and any(window.weights is not None for window in spans)
+        padded = [constant_pad_nd(weights[0], (0, 1)), *weights[1:]] if ctx.padded else weights
+        saved, outputs = [], []
+        for window in spans:
+            given = x if len(spans) == 1 else x[window.first : window.last]
+            used = weights
+            if ctx.padded and window.weights is not None:
+                given, used = constant_pad_nd(given, (0, 1), 1.0), padded
+            y, h_next, c_next, workspace = _forward(given, h, c, used)
+            saved += [given, h, c, c_next, workspace]
+            outputs.append(y)
+            h, c = h_next, c_next
+        y = outputs[0] if len(outputs) == 1 else torch.cat(outputs)
+        ctx.save_for_backward(*inputs, y, padded[0], *saved)
+        return y, h, c
+
+    @staticmethod
+    @in_full_precision
+    def backward(ctx: Any, *incoming: Tensor | None) -> tuple[Tensor | None, ...]:
+        inputs, (y, padded, *saved) = ctx.saved_tensors[:7], ctx.saved_tensors[7:]
+        if torch.is_grad_enabled():
+            x, hx, weights = inputs[0], inputs[1:3], inputs[3:]
+            return None, *naive.gradients("LSTM", x, hx, weights, ctx.links, incoming)
+        weights = [None if weight is None else weight.contiguous() for weight in inputs[3:]]
+        spans: list[Window] = ctx.spans
+        whole = len(spans) == 1
+        d_y, d_h, d_c = incoming
+        parts: list[Tensor | None] = []
+        total: list[Tensor] | None = None
+        for k in range(len(spans) - 1, -1, -1):
+            window = spans[k]
+            arriving = (d_y if whole or d_y is None else d_y[window.first : window.last], d_h, d_c)
+            if arriving[0] is None and d_h is None and d_c is None:
+                parts.append(None)
+                continue
+            ones = ctx.padded and window.weights is not None
+            d_x, d_h, d_c, *found = _backward(
+                window,
+                [padded, *weights[1:]] if ones else weights,
+                saved[5 * k : 5 * k + 5],
+                y if whole else y[window.first : window.last],
+                arriving,
+                ones,
+                ctx.needs_input_grad[1],
+            )
+            parts.append(d_x)
+            total = found if total is None else [a.add_(b) for a, b in zip(total, found, strict=True)]
+        if total is None:
+            return (None,) * 8
+        d_x = parts[0] if whole or not ctx.needs_input_grad[1] else _joined(parts[::-1], spans, inputs[0])
+        bias = None if inputs[5] is None else total[2]
+        gradients = (d_x, d_h, d_c, total[0], total[1], bias, bias)
+        if inputs[0].dtype is torch.float32:
+            return None, *gradients
+        return None, *[None if gradient is None else gradient.to(inputs[0].dtype) for gradient in gradients]
+
+
+# What Function.apply calls in the end, but for its look for functorch, which `dispatch` has had.
+_apply: Any = super(torch.autograd.Function, _Weighted).apply
+
+
+def _forward(x: Tensor, h: Tensor, c: Tensor, weights: Sequence[Any]) -> Tensors:
+    """The training forward: y (n, B, H), h_n, c_n and the workspace that its backward reads."""
+    w_ih, w_hh, b_ih, b_hh = weights
+    biases = b_ih is not None
+    result: Tensors
+    # Grad mode on, for the operator to pick its training form; but below autograd, which would record a second graph.
+    with torch.enable_grad(), torch._C._AutoDispatchBelowAutograd():
+        result = torch.ops.aten.mkldnn_rnn_layer.default(
+            x, w_ih, w_hh, b_ih if biases else w_ih, b_hh if biases else w_hh, h, c,
+            False, [], _LSTM, h.shape[1], 1, biases, False, False, True,
+        )  # fmt: skip
+    return result
+
+
+def _backward(
+    window: Window,
+    weights: Sequence[Any],
+    saved: Sequence[Tensor],
+    y: Tensor,
+    incoming: Gradients,
+    ones_column: bool,
+    x_needed: bool,
+) -> list[Any]:
+    """The gradients of one window: of x, of the states that entered it, and of W_ih, W_hh and either bias."""
+    x, h, c, c_next, workspace = saved
+    d_y, d_h, d_c = incoming
+    w, inverse, following = window.weights, window.inverse, window.following
+    if w is not None and inverse is not None and following is not None:
+        # Scaled in float32 and rounded once: mixed products are formed in float32.
+        x = (x * inverse).to(x.dtype)
+        y = (y * following).to(y.dtype)
+        d_y = None if d_y is None else d_y * w
+        d_h = None if d_h is None else d_h * w[-1]
+        d_c = None if d_c is None else d_c * w[-1]
+    w_ih, w_hh, b_ih, b_hh = weights
+    biases = b_ih is not None
+    d_x, d_w_ih, d_w_hh, d_b, _, d_h, d_c = torch.ops.aten.mkldnn_rnn_layer_backward.default(
+        x, w_ih, w_hh, b_ih if biases else w_ih, b_hh if biases else w_hh, h, c, y, h, c_next, d_y, d_h, d_c,
+        False, _LSTM, h.shape[1], 1, biases, True, False, [], False, workspace,
+    )  # fmt: skip
+    if ones_column:
+        d_x, d_b, d_w_ih = d_x[:, :, :-1], d_w_ih[:, -1], d_w_ih[:, :-1]
+    if not x_needed:
+        d_x = None
+    elif inverse is not None:
+        d_x = d_x * inverse
+    if isinstance(window.edge, float) and window.edge == 0.0:
+        return [d_x, None, None, d_w_ih, d_w_hh, d_b]
+    return [d_x, window.scale_entering(d_h), window.scale_entering(d_c), d_w_ih, d_w_hh, d_b]
+
+
+def _joined(parts: Sequence[Tensor | None], spans: Sequence[Window], x: Tensor) -> Tensor:
+    """The gradient of x over all windows, zero where nothing arrived."""
+    zeros = [x.new_zeros((span.last - span.first, *x.shape[1:])) for span in spans]
+    return torch.cat([zero if part is None else part for part, zero in zip(parts, zeros, strict=True)])

@@ -1,0 +1,214 @@
+"""What links must never do: leak through a cut, leave float32's range, fade in low precision, or bias the gradient."""
+
+from __future__ import annotations
+
+import itertools
+from typing import Any
+
+import pytest
+import torch
+from recurrences import GATES, Problem, distance, draw, evaluate, specified
+
+from artbp.ops import _weights, batched, naive, onednn
+
+MODES = tuple(GATES)
+PATHS = [(mode, batched.recurrence, torch.float64) for mode in MODES] + [("LSTM", onednn.recurrence, torch.float32)]
+TOLERANCE = {torch.float64: 1e-12, torch.float32: 2e-6}
+
+
+def _unbiasedness(problem: Problem, path: Any, dtype: torch.dtype, patterns: list[tuple[float, torch.Tensor]]) -> float:
+    """How far the mean over all patterns of cuts, with their probabilities, is from plain backpropagation."""
+    expectation: list[torch.Tensor] | None = None
+    for probability, links in patterns:
+        found = evaluate(path, Problem(problem.mode, *_parts(problem), links, problem.adjoints), dtype)
+        weighted = [probability * gradient.double() for gradient in found]
+        expectation = weighted if expectation is None else [a + b for a, b in zip(expectation, weighted, strict=True)]
+    assert expectation is not None
+    return distance(expectation, specified(problem))
+
+
+def _parts(problem: Problem) -> tuple[Any, Any, Any]:
+    return problem.x, problem.hx, problem.weights
+
+
+def _patterns(hazards: list[float], lanes: int | None, factor: float = 1.0) -> list[tuple[float, torch.Tensor]]:
+    """Every pattern of cuts at steps 1..T-1, compensated by factor / (1 - c); the first edge is no cut."""
+    edges = len(hazards) * (lanes or 1)
+    chances = torch.tensor(hazards, dtype=torch.float64).repeat_interleave(lanes or 1)
+    found = []
+    for cuts in itertools.product((False, True), repeat=edges):
+        cut = torch.tensor(cuts)
+        probability = torch.where(cut, chances, 1 - chances).prod().item()
+        links = torch.where(cut, torch.zeros_like(chances), factor / (1 - chances))
+        if lanes is not None:
+            links = links.view(-1, lanes)
+        found.append((probability, torch.cat([torch.ones_like(links[:1]), links])))
+    return found
+
+
+@pytest.mark.parametrize(("mode", "path", "dtype"), PATHS)
+def test_exactly_unbiased_over_all_cuts(mode: str, path: Any, dtype: torch.dtype) -> None:
+    problem = draw(mode, 7, 2, 3, 4, links=None, dtype=dtype, seed=1)
+    patterns = _patterns([0.3, 0.2, 0.5, 0.1, 0.25, 0.4], None)
+    assert sum(probability for probability, _ in patterns) == pytest.approx(1)
+    assert _unbiasedness(problem, path, dtype, patterns) <= TOLERANCE[dtype]
+
+
+@pytest.mark.parametrize(("mode", "path", "dtype"), PATHS)
+def test_exactly_unbiased_over_all_cuts_of_each_lane(mode: str, path: Any, dtype: torch.dtype) -> None:
+    problem = draw(mode, 4, 2, 3, 4, links=None, dtype=dtype, seed=2)
+    assert _unbiasedness(problem, path, dtype, _patterns([0.3, 0.2, 0.5], 2)) <= TOLERANCE[dtype]
+
+
+@pytest.mark.parametrize(("mode", "path", "dtype"), PATHS)
+def test_the_enumeration_sees_a_bias(mode: str, path: Any, dtype: torch.dtype) -> None:
+    """Compensation one percent short: the tests above would notice."""
+    problem = draw(mode, 4, 2, 3, 4, links=None, dtype=dtype, seed=2)
+    assert _unbiasedness(problem, path, dtype, _patterns([0.3, 0.2, 0.5], None, factor=0.99)) > 1e-4
+
+
+@pytest.mark.parametrize("behind", [float("inf"), float("nan")])
+@pytest.mark.parametrize("per_lane", [False, True])
+@pytest.mark.parametrize(("mode", "path", "dtype"), PATHS)
+def test_a_cut_is_an_exact_zero(mode: str, path: Any, dtype: torch.dtype, per_lane: bool, behind: float) -> None:
+    """Inf or nan arrives behind lane 0's cut at step 3: before it, the gradients are as if the lane ended there."""
+    T, B, cut = 6, 2, 3
+    links = torch.full((T, B) if per_lane else (T,), 1.1, dtype=torch.float64)
+    links[(cut, 0) if per_lane else cut] = 0.0
+    problem = draw(mode, T, B, 3, 4, links=links, seed=4, dtype=dtype)
+    clean = specified(problem)
+    adjoint = problem.adjoints[0].clone()
+    adjoint[cut + 1, 0] = behind
+    found = evaluate(path, Problem(mode, *_parts(problem), links, (adjoint, *problem.adjoints[1:])), dtype)
+    states = len(problem.hx)
+    x_gradient, x_clean = found[1 + states], clean[1 + states]
+    assert not x_gradient[cut, 0].isfinite().all()
+    assert distance([x_gradient[:cut, 0]], [x_clean[:cut, 0]]) <= TOLERANCE[dtype]
+    for state, expected in zip(found[2 + states : 2 + 2 * states], clean[2 + states :], strict=False):
+        assert distance([state[0]], [expected[0]]) <= TOLERANCE[dtype]
+
+
+@pytest.mark.parametrize("per_lane", [False, True])
+@pytest.mark.parametrize(("mode", "path", "dtype"), PATHS)
+def test_nothing_crosses_a_cut(mode: str, path: Any, dtype: torch.dtype, per_lane: bool) -> None:
+    """A loss on the last step alone: before the cut every gradient is zero, not merely small."""
+    T, B, cut = 6, 3, 2
+    links = torch.full((T, B) if per_lane else (T,), 1.5, dtype=torch.float64)
+    links[cut] = 0.0
+    problem = draw(mode, T, B, 3, 4, links=links, seed=4)
+    adjoints = [torch.zeros_like(adjoint) for adjoint in problem.adjoints]
+    adjoints[0][-1] = 1e6
+    found = evaluate(path, Problem(mode, *_parts(problem), links, tuple(adjoints)), dtype)
+    states = len(problem.hx)
+    assert (found[1 + states][:cut] == 0).all()
+    assert (found[1 + states][cut:] != 0).any()
+    assert all((state == 0).all() for state in found[2 + states : 2 + 2 * states])
+
+
+@pytest.mark.parametrize(("mode", "path", "dtype"), PATHS)
+@pytest.mark.parametrize("per_lane", [False, True])
+def test_the_first_link_scales_what_leaves_for_the_initial_state(
+    mode: str, path: Any, dtype: torch.dtype, per_lane: bool
+) -> None:
+    T, B = 4, 3
+    links = torch.ones((T, B) if per_lane else T, dtype=torch.float64)
+    links[0] = torch.tensor([2.0, 0.0, 0.5], dtype=torch.float64) if per_lane else 2.0
+    problem = draw(mode, T, B, 3, 4, links=links, dtype=dtype)
+    assert distance(evaluate(path, problem, dtype), specified(problem)) <= TOLERANCE[dtype]
+
+
+@pytest.mark.parametrize("per_lane", [False, True])
+@pytest.mark.parametrize("case", ["growing", "fading", "one giant link, and one to undo it"])
+def test_products_beyond_float32_split_the_window(case: str, per_lane: bool) -> None:
+    """Products of 1e76 and 1e-76: the layer forgets fast enough for the adjoints themselves to stay finite."""
+    T, B, H = 160, 2, 4
+    links = torch.full((T,), {"growing": 3.0, "fading": 1 / 3.0}.get(case, 1.0), dtype=torch.float64)
+    if case.startswith("one"):
+        links[100], links[90] = 1e12, 1e-12
+    links = links.unsqueeze(1).repeat(1, B) if per_lane else links
+    problem = draw("LSTM", T, B, 3, H, links=links, dtype=torch.float32, seed=6)
+    w_ih, w_hh, b_ih, b_hh = problem.weights
+    b_ih = b_ih.clone()
+    b_ih[H : 2 * H] -= 3.0  # the forget gate is nearly shut
+    problem = Problem("LSTM", problem.x, problem.hx, (w_ih, 0.1 * w_hh, b_ih, b_hh), links, problem.adjoints)
+    expected = specified(problem)
+    assert all(gradient.abs().max() < 1e12 for gradient in expected)
+    assert distance(evaluate(onednn.recurrence, problem, torch.float32), expected) <= 2e-6
+    assert distance(evaluate(batched.recurrence, problem, torch.float32), expected) <= 2e-6
+
+
+def test_windows_hold_the_weights_they_promise() -> None:
+    links = torch.tensor([0.0, 1.0, 1.0, 0.0, 2.0, 0.5, 3.0, 0.0, 0.0, 2.0**20, 2.0**20, 1.5], dtype=torch.float64)
+    windows = _weights.windows(links, torch.device("cpu"))
+    assert [(window.first, window.last, window.edge) for window in windows] == [
+        (0, 3, 0.0),
+        (3, 7, 0.0),
+        (7, 8, 0.0),
+        (8, 10, 0.0),
+        (10, 12, 2.0**20),
+    ]
+    assert windows[0].weights is None
+    assert windows[2].weights is None
+    assert windows[1].weights is not None
+    assert windows[1].weights.flatten().tolist() == [1.0, 2.0, 1.0, 3.0]
+    assert windows[4].weights is not None
+    assert windows[4].weights.flatten().tolist() == [1.0, 1.5]
+
+
+def test_windows_are_those_of_the_links_given_not_of_the_last() -> None:
+    links = torch.tensor([1.0, 2.0, 2.0], dtype=torch.float64)
+    assert len(_weights.windows(links, torch.device("cpu"))) == 1
+    links[1] = 0.0
+    assert len(_weights.windows(links, torch.device("cpu"))) == 2
+    assert len(_weights.windows(torch.ones(3, dtype=torch.float64), torch.device("cpu"))) == 1
+
+
+def test_per_lane_windows_end_where_any_lane_does() -> None:
+    links = torch.full((6, 2), 1.5, dtype=torch.float64)
+    links[2, 0] = links[5, 1] = 0.0
+    windows = _weights.windows(links, torch.device("cpu"))
+    assert [(window.first, window.last) for window in windows] == [(0, 2), (2, 5), (5, 6)]
+
+
+def test_the_longest_segment_keeps_its_precision() -> None:
+    """Twenty times the mean of PowerLaw(50, 4): 1,000 steps whose links multiply to 1 / P(length > 1000)."""
+    ages = torch.arange(1, 1000, dtype=torch.float64)
+    hazard = 3.0 / (2.0 * 50.0 + ages)
+    links = torch.cat([torch.zeros(1, dtype=torch.float64), 1 / (1 - hazard)])
+    problem = draw("LSTM", 1000, 2, 4, 8, links=links, dtype=torch.float32, seed=7)
+    expected = specified(problem)
+    assert distance(evaluate(onednn.recurrence, problem, torch.float32), expected) <= 2e-6
+    assert distance(evaluate(batched.recurrence, problem, torch.float32), expected) <= 2e-6
+
+
+@pytest.mark.parametrize("per_lane", [False, True])
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("mode", ["RNN_RELU", "LSTM", "GRU"])
+def test_low_precision_carries_factors_below_its_resolution(mode: str, dtype: torch.dtype, per_lane: bool) -> None:
+    """Links of 1.0015 over 2,000 steps weigh 20.0 in all; rounded to bfloat16 at every step they would weigh 1."""
+    T, B, H = 2000, 2, 2
+    hx, weights = _identity(mode, B, H)
+    links = torch.full((T, B) if per_lane else (T,), 1.0015, dtype=torch.float64)
+    x = torch.zeros(T, B, 1, dtype=dtype)
+    for path in (batched.recurrence, *([onednn.recurrence] if mode == "LSTM" and dtype is torch.bfloat16 else [])):
+        leaves = [state.to(dtype).requires_grad_() for state in hx]
+        _, final = path(mode, x, tuple(leaves), tuple(weight.to(dtype) for weight in weights), links)
+        _, plain = naive.recurrence(mode, x.double(), states := tuple(s.double().requires_grad_() for s in hx),
+                                    tuple(w.to(dtype).double() for w in weights), None)  # fmt: skip
+        carried = torch.autograd.grad(final[-1].sum(), leaves[-1])[0].double()
+        unweighted = torch.autograd.grad(plain[-1].sum(), states[-1])[0]
+        assert (carried / unweighted / 1.0015**T - 1).abs().max() <= 0.01
+
+
+def _identity(mode: str, B: int, H: int) -> tuple[list[torch.Tensor], list[torch.Tensor]]:
+    """A layer that hands its state on as it is, so that the gradient of h0 is the product of the links."""
+    rows = GATES[mode] * H
+    w_hh, b_ih = torch.zeros(rows, H), torch.zeros(rows)
+    if mode == "RNN_RELU":
+        w_hh = torch.eye(H)
+    elif mode == "LSTM":
+        b_ih[H : 2 * H] = 30.0  # the forget gate is open
+    else:
+        b_ih[H : 2 * H] = 30.0  # z = 1: the state is kept
+    hx = [torch.ones(B, H) for _ in range(2 if mode == "LSTM" else 1)]
+    return hx, [torch.zeros(rows, 1), w_hh, b_ih, torch.zeros(rows)]
