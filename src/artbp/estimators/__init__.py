@@ -6,6 +6,9 @@ state)`, the protocol of :func:`artbp.backprop`:
 - `estimator(step, inputs, state) -> (loss, state)`: one whole sequence, from a given state.
 - `estimator.stream(step, stream, state)`: online; yields (loss, state) wherever a parameter update belongs.
 
+Memory is that of a stream, beside state and parameters themselves; time is relative to BPTT's; r is how often a window
+is run.
+
 =================================  ========  =====================  ===============  ===============================
 estimator                          unbiased  memory                 time             its error
 =================================  ========  =====================  ===============  ===============================

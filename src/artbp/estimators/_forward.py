@@ -111,7 +111,7 @@ class Forward(Estimator):
             self.reset()
         for inputs, _ in Truncation(Fixed(1), seed=0).segments(stream):
             loss, state, gradients = self._advance(step, inputs, state)
-            self.at = _tree.tensors(state)
+            self.at = [leaf.clone() for leaf in _tree.tensors(state)]  # the caller may change what it was given
             _hand_on(gradients)
             yield loss, state
 
@@ -241,7 +241,7 @@ def _refuse_complex(estimator: Forward, state: Any) -> None:
 
 def _same(one: list[Tensor], other: list[Tensor]) -> bool:
     return 0 < len(one) == len(other) and all(
-        a is b or (a.shape == b.shape and a.dtype == b.dtype and torch.equal(a.to(b.device), b))
+        a.shape == b.shape and a.dtype == b.dtype and torch.equal(a.to(b.device), b)
         for a, b in zip(one, other, strict=True)
     )
 

@@ -17,8 +17,8 @@ class TruncatedBPTT(Segments):
               \frac{\partial F}{\partial s}(x_{t+1}, s_t, \theta) + \frac{\partial \ell_t}{\partial s}
 
     Biased, and in the same direction at every update: of the gradient that spans k steps max(0, 1 - k/L) is kept. Where
-    short and long range pull apart, it has the wrong sign. Memory: `length` steps. Time: one forward and one backward
-    pass. Variance: none, for a given sequence.
+    short and long range pull apart, it has the wrong sign. Memory: `length` steps of a stream; a whole sequence is one
+    graph, unless `window` is given. Time: one forward and one backward pass. Variance: none, for a given sequence.
 
     Args:
         length: L, the steps from one cut to the next.

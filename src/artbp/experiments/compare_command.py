@@ -60,13 +60,13 @@ def _command(options: Options, arguments: list[str]) -> int:
     from artbp.experiments.compare_runs import curves, equal_memory, side_by_side
     from artbp.experiments.compare_subjects import find
 
+    subject = find(options.subject, options.steps, options.units, options.training, options.seed)
     folder = options.out
     folder.mkdir(parents=True, exist_ok=True)
     written: dict[str, Any] = {**asdict(options), "out": None, "lengths": list(options.lengths)}
     written["command"] = " ".join(["artbp", NAME, *arguments])
     write_json(folder / "config.json", {"experiment": NAME, **written, "alphas": list(options.alphas)})
     write_json(folder / "env.json", environment())
-    subject = find(options.subject, options.steps, options.units, options.training, options.seed)
     found = (equal_memory if options.equal_memory else side_by_side)(options, subject)
     write_json(folder / "comparison.json", found.to_dict())
     print(found)

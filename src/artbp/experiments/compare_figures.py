@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from pathlib import Path
 
 from matplotlib.axes import Axes
@@ -27,7 +28,11 @@ def draw(folder: Path) -> list[Path]:
 
 
 def _plain_ticks(axes: Axes, places: list[float]) -> None:
-    axes.set_xticks(places, [f"{place:g}" for place in places])
+    labels = [f"{place:g}" for place in places]
+    for i, (one, other) in enumerate(itertools.pairwise(places)):
+        if other < 1.4 * one:
+            labels[i + 1] = ""  # no room
+    axes.set_xticks(places, labels)
     axes.minorticks_off()
     axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
     if axes.get_ylim()[1] < 30 * axes.get_ylim()[0]:
