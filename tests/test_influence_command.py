@@ -11,8 +11,7 @@ import time
 
 import pytest
 
-from artbp import Tabulated, cli
-from artbp.experiments import _folder
+from artbp import Tabulated, _folder, cli
 from artbp.experiments.influence_options import DATA, FIGURES, OptionError, Options, check
 from artbp.experiments.influence_results import Results
 from artbp.experiments.influence_runs import Task, next_mark, perform, plan

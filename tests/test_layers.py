@@ -17,7 +17,7 @@ CORE = [
     *("_version", "_tree", "_beta_geometric", "_law", "laws", "_derived", "_link", "truncation"),
     *("_replay", "_step", "_boundary", "_windows", "_backprop"),
 ]
-LAYERS = [*CORE, "ops", "nn", "estimators", "diagnostics", "data"]
+LAYERS = [*CORE, "ops", "nn", "estimators", "diagnostics", "data", "_folder"]
 LEAVES = ["train", "experiments"]  # import the layers and the package itself, and ignore each other
 ENTRIES = ["cli", "__main__", "__init__"]  # import whatever they show
 PEERS = "estimators"  # its modules ignore each other, apart from those whose name begins with an underscore

@@ -10,7 +10,7 @@ import matplotlib.style
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 
-from artbp.experiments._folder import write_bytes
+from artbp._folder import write_bytes
 
 # Okabe & Ito's colours, which colour-blind eyes tell apart; everything is told apart by more than its colour.
 BLACK, BLUE, ORANGE, GREEN, PURPLE, SKY = "#000000", "#0072B2", "#D55E00", "#009E73", "#CC79A7", "#56B4E9"

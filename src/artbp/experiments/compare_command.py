@@ -10,7 +10,7 @@ from typing import Annotated, Any
 
 import tyro
 
-from artbp.experiments._folder import FolderError, environment, write_json
+from artbp._folder import FolderError, environment, write_json
 
 NAME = "compare"
 

@@ -12,8 +12,8 @@ import torch
 from torch import Tensor, nn
 
 import artbp
+from artbp._folder import FolderError
 from artbp.estimators import TruncatedBPTT
-from artbp.experiments._folder import FolderError
 from artbp.experiments.influence_balancing import InfluenceBalancing
 
 Subject = tuple[Any, Any, Any]  # step, inputs, state

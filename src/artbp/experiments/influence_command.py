@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, Any
 import tyro
 from tqdm import tqdm
 
+from artbp._folder import FolderError, environment, read_json, refuse_other, write_json
 from artbp.experiments import _processes
-from artbp.experiments._folder import FolderError, environment, read_json, refuse_other, write_json
 from artbp.experiments.influence_options import DATA, FIGURES, NAME, OptionError, Options, check
 
 if TYPE_CHECKING:

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-from artbp.experiments._folder import cores
+from artbp._folder import cores
 
 if TYPE_CHECKING:
     from artbp import Law

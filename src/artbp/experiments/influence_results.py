@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from artbp.experiments._folder import read_json, read_rows, write_bytes, write_json, write_rows
+from artbp._folder import read_json, read_rows, write_bytes, write_json, write_rows
 from artbp.experiments.influence_options import Options
 from artbp.experiments.influence_runs import Report, Run, build, finite
 from artbp.experiments.influence_theory import expected_gradient, optimum, shortest_right_length

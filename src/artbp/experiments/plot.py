@@ -7,7 +7,7 @@ import importlib
 import sys
 from pathlib import Path
 
-from artbp.experiments._folder import FolderError, read_json
+from artbp._folder import FolderError, read_json
 
 # What a folder's config.json calls its experiment, and the module whose draw(folder) draws it.
 DRAWERS = {
