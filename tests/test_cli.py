@@ -131,7 +131,8 @@ def test_an_interrupt_ends_quietly(command, capsys):
 @pytest.mark.skipif(sys.platform == "win32", reason="Windows has no SIGINT to send to a child")
 def test_ctrl_c_while_a_command_runs():
     code = (
-        "import sys, types; from artbp import cli\n"
+        "import signal, sys, types; from artbp import cli\n"
+        "signal.signal(signal.SIGINT, signal.default_int_handler)\n"  # a job in the background inherits it as ignored
         "trial = types.ModuleType('artbp_trial'); sys.modules['artbp_trial'] = trial\n"
         "def wait(arguments):\n"
         "    import time; print('ready', flush=True); time.sleep(60)\n"
