@@ -26,7 +26,7 @@ EXPERIMENT = "train"
 class Metrics:
     """metrics.jsonl: rows that are appended as they come, and cut back to where a checkpoint was taken.
 
-    Every row has "kind", "epoch" (from 0), "update", "step" (time steps, of all passes) and "characters" (of all lanes).
+    Every row has "kind", "epoch" (from 0), "update", "step" (of time, over all passes) and "characters" (of all lanes).
     Those of kind "train" sum up the updates since the one before: "bpc", "rate" (of learning, at the last of them),
     "lengths" (of their segments), "gradient_norm" (their mean, before clipping), "clipped" (the share of them that was
     clipped), "memory" (the peak so far, in bytes: of the accelerator, or of the process) and "seconds" (of training, so

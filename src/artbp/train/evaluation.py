@@ -1,0 +1,67 @@
+"""How many bits a character costs a model on a text it does not learn from."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from artbp.data import Lanes
+from artbp.train.model import CharacterModel
+
+CHUNK = 256  # steps at a time; the state is carried over, so the result does not depend on it
+_LEAST_STEPS = 200  # of a lane, at whose beginning the model knows nothing
+
+
+@dataclass(frozen=True)
+class Evaluation:
+    """Bits per character, and how they spread over the lanes.
+
+    Each lane begins with a state of zeros, in the middle of the text, and carries it to its end: with one lane that is
+    the text from its first character to its last. A lane much worse than the others has lost its way: a state that
+    training never met can be one that the model does not come back from.
+    """
+
+    bpc: float
+    characters: int
+    lane_bpc: tuple[float, ...]
+
+    @property
+    def worst_lane_bpc(self) -> float:
+        """That of the lane with the most bits."""
+        return max(self.lane_bpc)
+
+
+def fitting_lanes(symbols: Any, lanes: int) -> int:
+    """As many of `lanes` as leave each of them some hundred steps."""
+    return max(1, min(lanes, (len(symbols) - 1) // _LEAST_STEPS))
+
+
+def evaluate(model: CharacterModel, symbols: Any, *, lanes: int, device: torch.device) -> Evaluation:
+    """Runs the model over all of `symbols`, in parallel lanes, without a gradient."""
+    stream = Lanes(symbols, lanes, device=device)
+    was_training = model.training
+    model.eval()
+    nats = torch.zeros(lanes, dtype=torch.float64)
+    try:
+        with torch.no_grad():
+            state = None
+            while (rows := stream.take(CHUNK)) is not None:
+                losses, state = lane_losses(model, *rows, state)
+                nats += losses.double().cpu()
+    finally:
+        model.train(was_training)
+    bits = nats / math.log(2)  # (lanes,)
+    lane_bpc = tuple((bits / stream.steps).tolist())
+    return Evaluation(float(bits.sum()) / (lanes * stream.steps), lanes * stream.steps, lane_bpc)
+
+
+def lane_losses(model: CharacterModel, characters: Tensor, targets: Tensor, state: Any) -> tuple[Tensor, Any]:
+    """(the loss of each lane (B,), summed over time, in nats; the state), for symbols (T, B)."""
+    logits, state = model(characters, state)
+    losses = F.cross_entropy(logits.flatten(0, 1).float(), targets.flatten(), reduction="none")
+    return losses.view_as(targets).sum(0), state
