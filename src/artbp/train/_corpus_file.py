@@ -14,7 +14,7 @@ from artbp.train import _corpus_cache as caching
 from artbp.train._corpus_types import Corpus, CorpusError, Symbols, Vocabulary, bounds, code_points, cut
 
 CACHED_FROM = 16 * 2**20  # bytes; what is smaller is encoded anew at every start, in a fraction of a second
-_PIECE = 2**20  # bytes read at a time
+_PIECE = 2**18  # bytes read at a time
 _SHORTEST = 2  # characters in a split: one to read and one to predict
 _SIGNATURES = (  # what files begin with that are often taken for text
     (codecs.BOM_UTF32_LE, "UTF-32", "iconv -f UTF-32 -t UTF-8"),
