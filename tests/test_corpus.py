@@ -15,12 +15,13 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from artbp.train import _corpus_cache, _corpus_file, _corpus_ptb, _corpus_types
 from artbp.train.corpus import UNKNOWN, CorpusError, Vocabulary, embedded, from_file, penn_treebank
 
+EXAMPLES = settings(deadline=None, derandomize=True)
 PTB = os.environ.get("ARTBP_PTB")
 ALPHABET = "ab c\n\r_é\u00ff\u0100\u2028漢\ufeff\ufffd\uffff🜁\U0010ffff\0"
 
@@ -49,6 +50,7 @@ def texts_of(corpus):
 # ---- vocabulary ------------------------------------------------------------------------------------------------------
 
 
+@EXAMPLES
 @given(st.text(), st.text(), st.booleans())
 def test_a_vocabulary_is_a_dictionary(known, text, unknown):
     characters = tuple(sorted(set(known)))
@@ -134,6 +136,7 @@ def test_the_embedded_default():
 # ---- any file --------------------------------------------------------------------------------------------------------
 
 
+@EXAMPLES
 @given(st.text(alphabet=ALPHABET, min_size=40, max_size=200), st.booleans(), st.integers(1, 64), st.booleans())
 def test_a_file_is_its_text(text, cached, piece, bom):
     """Read in pieces that cut characters apart, with a cache and without: what slices of the whole text give."""
@@ -211,6 +214,7 @@ def cached(monkeypatch):
 def test_a_text_is_encoded_once_and_a_changed_one_again(cached, tmp_path):
     stored = []
     store = _corpus_cache.store
+    cached.setattr(tempfile, "tempdir", str(tmp_path / "none"))  # nothing goes by way of another file system
     cached.setattr(_corpus_cache, "store", lambda path, *rest: (stored.append(path.name), store(path, *rest)))
     path, cache = write(tmp_path, "first " * 20), tmp_path / "deep" / "cache"
     first, again = from_file(path, cache=cache), from_file(str(path), cache=str(cache))

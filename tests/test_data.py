@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from messages import VALUES, check
 
@@ -50,6 +50,7 @@ def streams(draw):
     return N, lanes * of, of, takes, draw(st.sampled_from(DTYPES)), draw(st.sampled_from([1, 2, -1, -3]))
 
 
+@settings(deadline=None, derandomize=True)
 @given(streams())
 def test_lanes_are_slices(case):
     """Any N, B and sequence of takes; the parts, put side by side, are the whole."""
@@ -84,7 +85,7 @@ def test_tensors_on_the_host_and_elsewhere(dtype):
     for rank in range(2):
         expected = by_slices(symbols.tolist(), 6)[3 * rank : 3 * rank + 3]
         host, elsewhere = (Lanes(symbols, 6, part=(rank, 2)) for _ in range(2))
-        assert isinstance(host._symbols, np.ndarray)
+        assert np.shares_memory(host._symbols, symbols.numpy())
         elsewhere._symbols = symbols
         assert rest_of(host, 5) == rest_of(elsewhere, 5) == expected
 
