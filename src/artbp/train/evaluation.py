@@ -11,6 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from artbp.data import Lanes
+from artbp.train.group import Group
 from artbp.train.model import CharacterModel
 
 CHUNK = 256  # steps at a time; the state is carried over, so the result does not depend on it
@@ -41,12 +42,15 @@ def fitting_lanes(symbols: Any, lanes: int) -> int:
     return max(1, min(lanes, (len(symbols) - 1) // _LEAST_STEPS))
 
 
-def evaluate(model: CharacterModel, symbols: Any, *, lanes: int, device: torch.device) -> Evaluation:
-    """Runs the model over all of `symbols`, in parallel lanes, without a gradient."""
-    stream = Lanes(symbols, lanes, device=device)
+def evaluate(
+    model: CharacterModel, symbols: Any, *, lanes: int, device: torch.device, group: Group | None = None
+) -> Evaluation:
+    """Runs the model over all of `symbols`, in parallel lanes, without a gradient; a group shares the lanes."""
+    group = Group() if group is None or lanes % group.size else group  # where they cannot be dealt, all do all of them
+    stream = Lanes(symbols, lanes, part=(group.rank, group.size), device=device)
     was_training = model.training
     model.eval()
-    nats = torch.zeros(lanes, dtype=torch.float64)
+    nats = torch.zeros(stream.lanes, dtype=torch.float64)
     try:
         with torch.no_grad():
             state = None
@@ -55,7 +59,7 @@ def evaluate(model: CharacterModel, symbols: Any, *, lanes: int, device: torch.d
                 nats += losses.double().cpu()
     finally:
         model.train(was_training)
-    bits = nats / math.log(2)  # (lanes,)
+    bits = torch.cat(group.gather(nats)) / math.log(2)  # (lanes,)
     lane_bpc = tuple((bits / stream.steps).tolist())
     return Evaluation(float(bits.sum()) / (lanes * stream.steps), lanes * stream.steps, lane_bpc)
 
