@@ -223,7 +223,7 @@ def _summarise_all(out: Path, folders: list[tuple[int, Path, bool]]) -> None:
 
 
 def _out_of_memory(options: Options, error: Exception) -> str:
-    window = "--window 64" if options.window is None else f"--window {max(options.window // 2, 1)}"
+    window = f"--window {max(options.window // 2, 1) if options.window else 64}"
     return (
         f"the accelerator's memory does not hold this run ({str(error).splitlines()[0]})\n"
         f"Pass {window}, which bounds memory and leaves the gradient as it is, or fewer --lanes, or a smaller --hidden."

@@ -35,7 +35,8 @@ def _device(name: str) -> torch.device:
     if device.type == "cuda":
         if not torch.cuda.is_available():
             raise OptionError(f"--device {name}: torch finds no CUDA GPU here.\nPass --device cpu.")
-        index = int(os.environ.get("LOCAL_RANK", "0")) if device.index is None else device.index
+        numbered: int | None = device.index  # None for "cuda", whatever torch's types say
+        index = int(os.environ.get("LOCAL_RANK", "0")) if numbered is None else numbered
         if index >= torch.cuda.device_count():
             raise OptionError(
                 f"--device {name}: there are {torch.cuda.device_count()} GPUs, numbered from 0, and process {index} "

@@ -41,7 +41,7 @@ def dry_run(options: Options, corpus: Corpus, group: Group, device: Any) -> str:
     longest = _longest_step(options, steps)
     probe = Training(dataclasses.replace(options, method="tbptt", length=longest), corpus, group, device)
     bytes_at_peak = peak(lambda: list(islice(probe.updates(), 1)), device)
-    bound = "" if options.window is None else f", which --window {options.window} bounds it to"
+    bound = "" if not options.window else f", which --window {options.window} bounds it to"
     return "\n".join(
         [
             *lines,
@@ -61,7 +61,7 @@ def _longest_step(options: Options, steps: int) -> int:
     expected = steps / options.mean
     while expected * float(drawn.survival(length)) > 1 and length < steps:
         length = math.ceil(1.1 * length)
-    bound = length if options.window is None else 4 * options.window
+    bound = 4 * options.window if options.window else length
     return max(1, min(length, steps, bound))
 
 

@@ -55,8 +55,8 @@ def evaluate(
         with torch.no_grad():
             state = None
             while (rows := stream.take(CHUNK)) is not None:
-                losses, state = lane_losses(model, *rows, state)
-                nats += losses.double().cpu()
+                of_lanes, state = lane_losses(model, *rows, state)
+                nats += of_lanes.double().cpu()
     finally:
         model.train(was_training)
     bits = torch.cat(group.gather(nats)) / math.log(2)  # (lanes,)
@@ -67,5 +67,10 @@ def evaluate(
 def lane_losses(model: CharacterModel, characters: Tensor, targets: Tensor, state: Any) -> tuple[Tensor, Any]:
     """(the loss of each lane (B,), summed over time, in nats; the state), for symbols (T, B)."""
     logits, state = model(characters, state)
-    losses = F.cross_entropy(logits.flatten(0, 1).float(), targets.flatten(), reduction="none")
-    return losses.view_as(targets).sum(0), state
+    return losses(logits, targets, "none").view_as(targets).sum(0), state
+
+
+def losses(logits: Tensor, targets: Tensor, reduction: str) -> Tensor:
+    """The cross entropy of logits (T, B, V) and symbols (T, B), in nats and in float32 at least."""
+    logits = logits.float() if logits.dtype in (torch.bfloat16, torch.float16) else logits
+    return F.cross_entropy(logits.flatten(0, 1), targets.flatten(), reduction=reduction)

@@ -11,12 +11,13 @@ from artbp.train.options import Options
 
 def estimator(options: Options) -> Estimator:
     """The estimator that the options name; its lengths are drawn by the run's seed, alike in every process."""
+    window = options.window or None
     if options.method == "tbptt":
-        return TruncatedBPTT(options.length, options.window)
+        return TruncatedBPTT(options.length, window if window and window < options.length else None)
     if options.method == "bptt":
-        return BPTT(options.window)
+        return BPTT(window)
     law = PowerLaw(mean=_plain(options.mean), alpha=_plain(options.alpha))
-    return ARTBP(law, options.window, seed=options.seed, compensate=options.method == "artbp")
+    return ARTBP(law, window, seed=options.seed, compensate=options.method == "artbp")
 
 
 def law(options: Options) -> Any:

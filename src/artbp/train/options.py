@@ -49,8 +49,8 @@ class Options:
     """artbp, random: exponent of the lengths' law, PowerLaw"""
     length: int = 50
     """tbptt: length of a segment"""
-    window: int | None = None
-    """steps to hold in memory at once, however long a segment is; the gradient is the same"""
+    window: int = 256
+    """steps to hold in memory at once, however long a segment is; the gradient is the same. 0: whole segments"""
 
     cell: Literal["lstm", "gru", "rnn"] = "lstm"
     """the recurrent layer"""
@@ -97,7 +97,7 @@ class Options:
 
     device: str = "auto"
     """cpu, cuda, cuda:1, ...; auto: a GPU where there is one"""
-    precision: Literal["auto", "float32", "tf32", "bf16"] = "auto"
+    precision: Literal["auto", "float64", "float32", "tf32", "bf16"] = "auto"
     """auto: tf32 on a GPU that has it, else float32; bf16: autocast"""
     compile: bool = False
     """torch.compile the model; the recurrent layers are left as they are"""
@@ -147,7 +147,7 @@ def check_resume(given: Options) -> None:
 def check(options: Options) -> None:
     """Refuses what cannot run, before anything is written."""
     least = {"length": 1, "hidden": 1, "layers": 1, "lanes": 1, "epochs": 1, "runs": 1, "log_every": 1}
-    for name, smallest in {**least, "evaluation_lanes": 1, "embedding": 0, "window": 1, "seed": 0}.items():
+    for name, smallest in {**least, "evaluation_lanes": 1, "embedding": 0, "window": 0, "seed": 0}.items():
         value = getattr(options, name)
         if value is not None and value < smallest:
             raise OptionError(

@@ -268,7 +268,7 @@ class Session:
         if self._board is None:
             from torch.utils.tensorboard import SummaryWriter
 
-            self._board = SummaryWriter(self.folder / "tensorboard")  # type: ignore[no-untyped-call]
+            self._board = SummaryWriter(self.folder / "tensorboard")
         name = values.get("split", kind)
         for key, value in values.items():
             if isinstance(value, float | int):
@@ -305,7 +305,7 @@ def signals() -> Iterator[list[int]]:
         came.append(number)
         signal.signal(number, before[number])
 
-    before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
+    before: dict[int, Any] = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
     for number in before:
         signal.signal(number, note)
     try:

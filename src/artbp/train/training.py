@@ -8,11 +8,11 @@ from contextlib import AbstractContextManager, nullcontext
 from typing import Any, NamedTuple
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 from artbp.data import Lanes
 from artbp.train.corpus import Corpus
+from artbp.train.evaluation import losses
 from artbp.train.group import Group
 from artbp.train.method import estimator
 from artbp.train.model import CharacterModel
@@ -65,7 +65,7 @@ class Training:
             weight_dropout=options.weight_dropout,
             layer_norm=options.layer_norm,
             forget_bias=options.forget_bias,
-        ).to(device)
+        ).to(device, torch.float64 if options.precision == "float64" else torch.float32)
         self._draw_apart(0)
         part = (group.rank, group.size)
         self.stream = Lanes(corpus.splits["train"], options.lanes, part=part, device=device)
@@ -103,7 +103,7 @@ class Training:
         characters, targets = inputs  # (T, B)
         with self.autocast():
             logits, state = self._forward(characters, state, links)  # (T, B, V)
-        loss = F.cross_entropy(logits.flatten(0, 1).float(), targets.flatten(), reduction="sum")
+        loss = losses(logits, targets, "sum")
         return loss / self.normaliser, state
 
     def autocast(self) -> AbstractContextManager[Any]:
@@ -121,7 +121,7 @@ class Training:
         parts = [torch.zeros_like(p) if p.grad is None else p.grad for p in parameters]
         bucket = torch.cat([*(part.flatten() for part in parts), loss.reshape(1), asked.to(loss.device)])
         self.group.sum(bucket)
-        *gradients, loss, asked = bucket.split([*(p.numel() for p in parameters), 1, 2])
+        *gradients, loss, asked = torch.split(bucket, [*(p.numel() for p in parameters), 1, 2])
         for parameter, gradient in zip(parameters, gradients, strict=True):
             parameter.grad = gradient.view_as(parameter)
         return loss[0], asked
