@@ -46,7 +46,7 @@ COMMANDS = {
         "main",
         "how long segments are: the laws' distributions, drawn and in closed form",
     ),
-    "plot": Command("artbp.experiments.plot", "main", "draw the figures of a folder of results again, from its files"),
+    "plot": Command("artbp._plot", "main", "draw the figures of a folder of results again, from its files"),
     "doctor": Command(
         "artbp.ops.doctor",
         "main",
