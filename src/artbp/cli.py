@@ -31,6 +31,9 @@ class Command(NamedTuple):
 
 
 COMMANDS = {
+    "train": Command(
+        "artbp.train.command", "main", "train a character model on any text, with a gradient of one's choice"
+    ),
     "influence-balancing": Command(
         "artbp.experiments.influence_command",
         "main",

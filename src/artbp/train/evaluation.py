@@ -11,6 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from artbp.data import Lanes
+from artbp.train.group import Group
 from artbp.train.model import CharacterModel
 
 CHUNK = 256  # steps at a time; the state is carried over, so the result does not depend on it
@@ -41,21 +42,24 @@ def fitting_lanes(symbols: Any, lanes: int) -> int:
     return max(1, min(lanes, (len(symbols) - 1) // _LEAST_STEPS))
 
 
-def evaluate(model: CharacterModel, symbols: Any, *, lanes: int, device: torch.device) -> Evaluation:
-    """Runs the model over all of `symbols`, in parallel lanes, without a gradient."""
-    stream = Lanes(symbols, lanes, device=device)
+def evaluate(
+    model: CharacterModel, symbols: Any, *, lanes: int, device: torch.device, group: Group | None = None
+) -> Evaluation:
+    """Runs the model over all of `symbols`, in parallel lanes, without a gradient; a group shares the lanes."""
+    group = Group() if group is None or lanes % group.size else group  # where they cannot be dealt, all do all of them
+    stream = Lanes(symbols, lanes, part=(group.rank, group.size), device=device)
     was_training = model.training
     model.eval()
-    nats = torch.zeros(lanes, dtype=torch.float64)
+    nats = torch.zeros(stream.lanes, dtype=torch.float64)
     try:
         with torch.no_grad():
             state = None
             while (rows := stream.take(CHUNK)) is not None:
-                losses, state = lane_losses(model, *rows, state)
-                nats += losses.double().cpu()
+                of_lanes, state = lane_losses(model, *rows, state)
+                nats += of_lanes.double().cpu()
     finally:
         model.train(was_training)
-    bits = nats / math.log(2)  # (lanes,)
+    bits = torch.cat(group.gather(nats)) / math.log(2)  # (lanes,)
     lane_bpc = tuple((bits / stream.steps).tolist())
     return Evaluation(float(bits.sum()) / (lanes * stream.steps), lanes * stream.steps, lane_bpc)
 
@@ -63,5 +67,10 @@ def evaluate(model: CharacterModel, symbols: Any, *, lanes: int, device: torch.d
 def lane_losses(model: CharacterModel, characters: Tensor, targets: Tensor, state: Any) -> tuple[Tensor, Any]:
     """(the loss of each lane (B,), summed over time, in nats; the state), for symbols (T, B)."""
     logits, state = model(characters, state)
-    losses = F.cross_entropy(logits.flatten(0, 1).float(), targets.flatten(), reduction="none")
-    return losses.view_as(targets).sum(0), state
+    return losses(logits, targets, "none").view_as(targets).sum(0), state
+
+
+def losses(logits: Tensor, targets: Tensor, reduction: str) -> Tensor:
+    """The cross entropy of logits (T, B, V) and symbols (T, B), in nats and in float32 at least."""
+    logits = logits.float() if logits.dtype in (torch.bfloat16, torch.float16) else logits
+    return F.cross_entropy(logits.flatten(0, 1), targets.flatten(), reduction=reduction)

@@ -2,23 +2,24 @@
 
     config.json      the options, and what they were run on; written before anything slow
     env.json         versions and the kind of machine
-    vocabulary.json  the symbols, in the order of the logits
+    vocabulary.json  the symbols, in the order of the logits, and the SHA-256 of the text
     metrics.jsonl    one row a line, see :class:`Metrics`
     summary.json     where the run stands, or how it ended
     checkpoints/     last.pt, previous.pt, best.pt
     plots/           figures, from `artbp plot`
 
-With `--runs N` the folder holds one such folder for each seed, `seed-0`, `seed-1`, …, and a config.json and a
-summary.json over all of them.
+With `--runs N` the folder holds one such folder for each seed, `seed-0`, `seed-1`, …, a config.json with "seeds" in
+place of "seed", and a summary.json over all of them.
 """
 
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
 from typing import Any
 
-from artbp._folder import FolderError, read_json, write_bytes
+from artbp._folder import FolderError, environment, read_json, refuse_other, write_bytes, write_json
 
 EXPERIMENT = "train"
 
@@ -61,7 +62,7 @@ class Metrics:
 
 def is_run(folder: Path) -> bool:
     """Whether the folder is that of a single run, finished or not."""
-    return (folder / "vocabulary.json").exists()
+    return (folder / "config.json").exists() and "seeds" not in read_config(folder)
 
 
 def runs(folder: Path) -> list[Path]:
@@ -77,12 +78,55 @@ def runs(folder: Path) -> list[Path]:
     return found
 
 
-def read_config(run: Path) -> dict[str, Any]:
-    """The run's options."""
-    config: dict[str, Any] = read_json(run / "config.json")
+def read_config(folder: Path) -> dict[str, Any]:
+    """The options of a run, or, with "seeds" in place of "seed", those of several."""
+    config: dict[str, Any] = read_json(folder / "config.json")
     if config.get("experiment") != EXPERIMENT:
         raise FolderError(
-            f"{run} holds another experiment, {config.get('experiment')}, and no run of `artbp train`.",
+            f"{folder} holds another experiment, {config.get('experiment')}, and no run of `artbp train`.",
             "Pass the folder that `artbp train` was told to write with --out.",
         )
     return config
+
+
+def prepare(folder: Path, config: dict[str, Any], *, resume: bool, overwrite: bool) -> bool:
+    """Makes a folder of a run, or takes up what it holds; returns whether the run in it is finished.
+
+    config.json is written here, before anything slow.
+    """
+    if (folder / "config.json").exists():
+        read_config(folder)
+        if overwrite:
+            _clear(folder)
+        elif resume:
+            return _complete(folder)
+        else:
+            refuse_other(folder, config)
+            if not _complete(folder):
+                raise FolderError(
+                    f"{folder} holds this run, unfinished.",
+                    f"`artbp train --resume {folder}` goes on with it; --overwrite starts anew.",
+                )
+            return True
+    elif folder.is_dir() and any(folder.iterdir()):
+        raise FolderError(f"{folder} is not empty, and holds no run.", "Pass a new folder with --out.")
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        write_json(folder / "config.json", config)
+        write_json(folder / "env.json", environment())
+    except OSError as error:
+        raise FolderError(f"{folder} cannot be written: {error.strerror}.", "Pass another folder with --out.") from None
+    return False
+
+
+def _complete(folder: Path) -> bool:
+    return (folder / "summary.json").exists() and bool(read_json(folder / "summary.json")["complete"])
+
+
+def _clear(folder: Path) -> None:
+    """Removes what `artbp train` writes, and nothing else."""
+    for path in [folder, *folder.glob("seed-*")]:
+        for name in ("config.json", "env.json", "vocabulary.json", "metrics.jsonl", "summary.json"):
+            (path / name).unlink(missing_ok=True)
+        for name in ("checkpoints", "plots", "tensorboard"):
+            shutil.rmtree(path / name, ignore_errors=True)

@@ -1,0 +1,245 @@
+"""`artbp train`: trains a character model, or goes on with one, and leaves a folder of metrics and checkpoints."""
+
+from __future__ import annotations
+
+import dataclasses
+import errno
+import importlib.util
+import json
+import signal
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import tyro
+
+from artbp._folder import FolderError, read_json, write_json
+from artbp.train.options import OptionError, Options, check, check_resume, from_config
+from artbp.train.run_folder import is_run, prepare, read_config
+
+if TYPE_CHECKING:
+    from artbp.train.corpus import Corpus
+    from artbp.train.group import Group
+
+STOPPED = {signal.SIGINT: 130, signal.SIGTERM: 143}  # what a shell reports for a program that the signal ended
+
+
+def main(arguments: list[str]) -> int:
+    """Run the command and return its exit status."""
+    options = tyro.cli(Options, args=arguments, prog="artbp train", config=(tyro.conf.FlagCreatePairsOff,))
+    try:
+        if options.resume is None:
+            check(options)
+        else:
+            check_resume(options)
+            config = read_config(options.resume)
+            config = {"seed": config["seeds"][0], **config} if "seeds" in config else config
+            options = dataclasses.replace(from_config(config, options), out=options.resume)
+        if options.tensorboard and importlib.util.find_spec("tensorboard") is None:
+            raise OptionError(
+                '--tensorboard: tensorboard is not installed.\nInstall it with `pip install "artbp[log]"`.'
+            )
+        return _command(options)
+    except (OptionError, FolderError) as error:
+        return _fail(str(error), 2)
+
+
+def _command(options: Options) -> int:
+    import torch  # what is slow begins here
+
+    from artbp.train.corpus import CorpusError
+    from artbp.train.devices import choose
+    from artbp.train.group import Group, GroupError, Launched, launched
+    from artbp.train.session import signals
+
+    group: Group = Group()
+    try:
+        device, options = choose(options)
+        group = Launched(device, options.timeout) if launched() else group
+        with signals() as came:
+            return _runs(options, group, device, came)
+    except CorpusError as error:
+        return _fail(str(error), 2)
+    except GroupError as error:
+        return _fail(str(error), 1)
+    except torch.OutOfMemoryError as error:
+        return _fail(_out_of_memory(options, error), 1)
+    except OSError as error:
+        return _fail(_disk(options.out, error), 1)
+    finally:
+        group.leave()
+
+
+def _runs(options: Options, group: Group, device: Any, came: list[int]) -> int:
+    from artbp.train.dry_run import dry_run
+
+    if options.dry_run:
+        print(dry_run(options, _corpus(options, group), group, device))
+        return 0
+    folders = group.share(lambda: _folders(options))
+    seeds = [seed for seed, _, finished in folders if not finished]
+    for _, folder, finished in folders:
+        if finished and group.rank == 0:
+            print(f"{folder} holds this run, finished: nothing was done.")
+    if not seeds:
+        return 0
+    corpus = _corpus(options, group)
+    status = 0
+    for seed, folder, finished in folders:
+        if not finished and not came:
+            status = max(status, _run(dataclasses.replace(options, seed=seed), folder, corpus, group, device, came))
+        if len(folders) > 1 and group.rank == 0:
+            _summarise_all(options.out, folders)
+    return STOPPED[came[0]] if came else status  # type: ignore[index]
+
+
+def _folders(options: Options) -> list[tuple[int, Path, bool]]:
+    """(seed, folder, whether it is finished) of every run, each with its config.json written."""
+    resume, overwrite = options.resume is not None, options.overwrite
+    several = not is_run(options.out) if resume else options.runs > 1
+    if not several:
+        config = _config(options)
+        return [(options.seed, options.out, prepare(options.out, config, resume=resume, overwrite=overwrite))]
+    config = {name: value for name, value in _config(options).items() if name != "seed"}
+    seeds = read_config(options.out)["seeds"] if resume else [options.seed + k for k in range(options.runs)]
+    prepare(options.out, {**config, "seeds": seeds}, resume=resume, overwrite=overwrite)
+    found = []
+    for seed in seeds:
+        folder, each = options.out / f"seed-{seed}", dataclasses.replace(options, seed=seed)
+        begun = resume and (folder / "config.json").exists()
+        found.append((seed, folder, prepare(folder, _config(each), resume=begun, overwrite=False)))
+    return found
+
+
+def _config(options: Options) -> dict[str, Any]:
+    from artbp.train.method import estimator
+
+    return {**options.config(), "estimator": repr(estimator(options))}
+
+
+def _corpus(options: Options, group: Group) -> Corpus:
+    """The text; process 0 reads it first, so that the others find it in the cache."""
+    from artbp.train.corpus import embedded, from_file, penn_treebank
+
+    def read() -> Corpus:
+        if options.ptb is not None:
+            return penn_treebank(options.ptb)
+        return embedded() if options.corpus is None else from_file(options.corpus, cache=options.cache)
+
+    corpus: list[Corpus] = []
+    group.share(lambda: corpus.append(read()))
+    if not corpus:
+        corpus.append(read())
+    return corpus[0]
+
+
+def _run(options: Options, folder: Path, corpus: Corpus, group: Group, device: Any, came: list[int]) -> int:
+    from artbp.train.progress import Progress
+    from artbp.train.session import DivergedError, Session, StoppedError
+
+    leads = group.rank == 0
+
+    def say(*lines: str) -> None:
+        if leads and lines:
+            print(*lines, sep="\n", flush=True)
+
+    group.share(lambda: _vocabulary(folder, corpus))
+    config = {**_config(options), "digest": corpus.digest}
+    session = Session(options, folder, corpus, group, device, config, lambda: bool(came))
+    stream, training = session.training.stream, session.training
+    parameters = sum(parameter.numel() for parameter in training.model.parameters())
+    say(
+        f"{corpus.name}: {len(corpus.splits['train']):,} characters to train on, {len(corpus.vocabulary)} symbols, "
+        f"in {options.lanes} lanes of {stream.steps:,} steps ({stream.remainder} left over)",
+        *corpus.notes,
+        f"{config['estimator']}, {options.cell} of {options.hidden} units x {options.layers}, {parameters:,} "
+        f"parameters, seed {options.seed}, on {device}" + (f" x {group.size}" if group.size > 1 else ""),
+    )
+    if options.resume is not None:
+        say(*session.resume())
+    total = training.total_steps * options.lanes
+    try:
+        with Progress(total, training.steps * options.lanes, options.epochs, silent=not leads) as progress:
+            summary = session.run(progress)
+    except StoppedError:
+        say(f"Stopped at update {training.update:,}. `artbp train --resume {options.out}` goes on from there.")
+        return 0
+    except DivergedError as error:
+        return _fail(
+            f"{error}.\nThe checkpoint in {folder / 'checkpoints'} is from before it. Lower --lr, or bound the "
+            "gradient with --clip (which biases it).",
+            1,
+        )
+    if leads:
+        _conclude(folder, summary)
+    return 0
+
+
+def _vocabulary(folder: Path, corpus: Corpus) -> None:
+    """Writes the vocabulary; refuses a text that is not the one that the run was begun with."""
+    path = folder / "vocabulary.json"
+    if path.exists() and read_json(path)["digest"] != corpus.digest:
+        raise FolderError(
+            f"{folder} was begun with another text than {corpus.name} is now (its SHA-256 differs).",
+            "Restore that text, or start a new run with --out.",
+        )
+    write_json(path, {**corpus.vocabulary.to_json(), "digest": corpus.digest})
+
+
+def _conclude(folder: Path, summary: dict[str, Any]) -> None:
+    rows = [json.loads(line) for line in (folder / "metrics.jsonl").read_text(encoding="utf-8").splitlines()]
+    valid = [row["bpc"] for row in rows if row["kind"] == "evaluation"]
+    if len(valid) > 1:
+        print(f"validation  {_curve(valid)}  {valid[0]:.3f} to {min(valid):.3f} bpc, pass by pass")
+    numbers = [("train", "train_bpc"), ("validation", "valid_bpc"), ("test", "test_bpc")]
+    found = [f"{name} {summary[key]:.3f}" for name, key in numbers if summary[key] is not None]
+    print(
+        f"{', '.join(found)} bits per character; {summary['characters_per_second']:,} characters per second, "
+        f"{summary['seconds']:,.0f} s of training"
+    )
+    figures = ""
+    if importlib.util.find_spec("matplotlib") is not None:
+        from artbp.train.figures import draw
+
+        figures = " and figures (" + ", ".join(path.name for path in draw([folder]) if path.suffix == ".png") + ")"
+    print(f"Metrics, checkpoints{figures}: {folder}")
+    print(f"Try `artbp sample {folder}`.")
+
+
+def _curve(values: list[float]) -> str:
+    """A line of blocks, the highest for the largest value."""
+    blocks, low, high = "▁▂▃▄▅▆▇█", min(values), max(values)
+    width = 40
+    if len(values) > width:
+        values = [values[round(k * (len(values) - 1) / (width - 1))] for k in range(width)]
+    return "".join(blocks[round((value - low) / ((high - low) or 1) * (len(blocks) - 1))] for value in values)
+
+
+def _summarise_all(out: Path, folders: list[tuple[int, Path, bool]]) -> None:
+    summaries = [folder / "summary.json" for _, folder, _ in folders]
+    found = [read_json(path) for path in summaries if path.exists()]
+    complete = len(found) == len(folders) and all(summary["complete"] for summary in found)
+    write_json(out / "summary.json", {"complete": complete, "runs": found})
+
+
+def _out_of_memory(options: Options, error: Exception) -> str:
+    window = f"--window {max(options.window // 2, 1) if options.window else 64}"
+    return (
+        f"the accelerator's memory does not hold this run ({str(error).splitlines()[0]})\n"
+        f"Pass {window}, which bounds memory and leaves the gradient as it is, or fewer --lanes, or a smaller --hidden."
+    )
+
+
+def _disk(folder: Path, error: OSError) -> str:
+    what = error.strerror or str(error)
+    instead = "Free some space" if error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG) else "Make it writable"
+    where = f" ({error.filename})" if error.filename else ""
+    return (
+        f"{folder} cannot be written: {what}{where}.\n"
+        f"What was written before is kept. {instead}, then go on with `artbp train --resume {folder}`."
+    )
+
+
+def _fail(message: str, status: int) -> int:
+    print(f"error: {message}", file=sys.stderr)
+    return status
