@@ -102,9 +102,9 @@ def method_name(config: dict[str, Any]) -> str:
     """The estimator in few words."""
     law = f"({config['mean']:g}, α={config['alpha']:g})"
     return {
-        "artbp": f"ARTBP{law}",
-        "random": f"random cuts{law}",
-        "tbptt": f"truncated BPTT({config['length']})",
+        "artbp": f"ARTBP {law}",
+        "random": f"random cuts {law}",
+        "tbptt": f"truncated BPTT ({config['length']})",
         "bptt": "BPTT",
     }[config["method"]]
 

@@ -153,14 +153,14 @@ def _differences(rows: Sequence[Row]) -> list[str]:
         for number, one in enumerate(row.differences):
             interval = "" if one.interval is None else f"[{one.interval[0]:+.4f}, {one.interval[1]:+.4f}]"
             p = "" if one.p is None else f"p = {one.p:.2g}"
-            paired = f"n = {len(one.seeds)}: seeds {_ranges(one.seeds)}"
+            paired = f"n = {len(one.seeds)}: {_ranges(one.seeds)}"
             cells.append(["" if number else row.label, one.split, f"{one.mean:+.4f}", interval, p, paired])
     lines += _aligned(cells)
     if any(difference.p is None for row in rows for difference in row.differences):
         lines.append("Without an interval: one pair, or differences that are all the same, tell nothing of the spread.")
     for row in rows[1:]:
         if row.unpaired and row.differences:
-            lines.append(f"Not paired, because only one of the two has them: seeds {_ranges(row.unpaired)}.")
+            lines.append(f"Not paired, because only one of the two has them: {_ranges(row.unpaired)}.")
     return lines
 
 
@@ -189,11 +189,12 @@ def bytes_of(number: float) -> str:
 
 
 def _ranges(seeds: list[int]) -> str:
-    """0-2, 5."""
+    """seeds 0-2, 5."""
     parts: list[list[int]] = []
     for seed in sorted(seeds):
         if parts and seed == parts[-1][1] + 1:
             parts[-1][1] = seed
         else:
             parts.append([seed, seed])
-    return ", ".join(str(a) if a == b else f"{a}-{b}" for a, b in parts)
+    listed = ", ".join(str(a) if a == b else f"{a}-{b}" for a, b in parts)
+    return f"seed {listed}" if len(seeds) == 1 else f"seeds {listed}"

@@ -10,7 +10,8 @@ from dataclasses import dataclass
 
 from artbp.train.arms import Arm, Run
 
-_BINS = 40  # of a training curve, if there are fewer passes
+_PASSES = 8  # from so many on, a training curve has one point a pass, as a validation curve has
+_BINS = 40  # of a training curve with fewer passes
 
 
 @dataclass(frozen=True)
@@ -37,9 +38,11 @@ def validation(arm: Arm, unit: float | None) -> Curve:
 
 
 def training(arm: Arm, unit: float | None, end: float) -> Curve:
-    """Bits per character in training, each update weighed by its characters, over as many bins as there are passes."""
-    bins = math.ceil(end) if unit is None and end >= _BINS else _BINS
-    edges = [end * (number + 1) / bins for number in range(bins)]
+    """Bits per character in training, weighed by characters: pass by pass, or finer if those are few."""
+    by_pass = unit is None and end >= _PASSES
+    edges = (
+        [number + 1.0 for number in range(math.ceil(end))] if by_pass else [end * (k + 1) / _BINS for k in range(_BINS)]
+    )
     return _over_seeds(_binned(run, unit, edges) for run in arm.runs)
 
 

@@ -27,12 +27,13 @@ class Options:
 
     run: Annotated[Path, tyro.conf.Positional]
     """what `artbp train` was told to write with --out"""
-    split: Literal["train", "valid", "test"] | None = None
-    """which part of the text it was trained on (default: test)"""
+    split: Literal["train", "valid", "test"] = "test"
+    """which part of the run's text"""
     text: Path | None = None
-    """instead, any UTF-8 file"""
+    """a UTF-8 file to evaluate on instead of a split"""
     lanes: int | None = None
-    """parallel rows (default: the run's own); 1: the text in one go, from its first character to its last"""
+    """parallel rows; None: as many as the run was evaluated with; 1: the text in one go, from its first character to
+    its last"""
     reset: int | None = None
     """set the state to zero every so many steps, to see what carrying it is worth"""
     checkpoint: Literal["best", "last"] = "best"
@@ -78,8 +79,6 @@ def _check(options: Options) -> None:
         value = getattr(options, name)
         if value is not None and value < 1:
             raise OptionError(f"--{name} {value}: it must be at least 1.\nPass a whole number from 1 on.")
-    if options.text is not None and options.split is not None:
-        raise OptionError("--split and --text both name a text.\nPass one of them.")
     if options.corpus is not None and options.ptb is not None:
         raise OptionError("--corpus and --ptb both name the text of the run.\nPass the one it was trained with.")
     if options.trace is not None and not options.trace.absolute().parent.is_dir():
@@ -132,12 +131,10 @@ def _command(options: Options) -> int:
         return 0
     print(f"{found.bpc:.4f} bits per character on {name}")
     rows = f"{found.lanes} lanes of {found.steps:,} steps" if found.lanes > 1 else "one lane, from beginning to end"
-    print(
-        f"{found.characters:,} characters, in {rows}"
-        + (f" ({left_over} left over)" if left_over else "")
-        + (f", the state set to zero every {options.reset:,} steps" if options.reset else "")
-        + f"; {options.checkpoint} checkpoint, after pass {trained.epoch}"
-    )
+    print(f"{found.characters:,} characters, in {rows}" + (f" ({left_over} left over)" if left_over else ""))
+    if options.reset:
+        print(f"The state was set to zero every {options.reset:,} steps.")
+    print(f"{options.checkpoint} checkpoint of {trained.run}, after pass {trained.epoch}")
     if unknown:
         print(
             f"{unknown:,} of the characters ({unknown / len(symbols):.2%}) were never seen in training. They count as "
@@ -161,8 +158,7 @@ def _symbols(options: Options, trained: Trained) -> tuple[str, Any]:
         pieces = [trained.vocabulary.encode(text) for text in read_pieces(options.text)]
         return str(options.text), np.concatenate(pieces) if pieces else np.empty(0, trained.vocabulary.dtype)
     corpus = load_corpus(trained, corpus=options.corpus, ptb=options.ptb, cache=options.cache)
-    split = options.split or "test"
-    return f"the {split} split of {corpus.name}", corpus.splits[split]
+    return f"the {options.split} split of {corpus.name}", corpus.splits[options.split]
 
 
 def _count(symbols: Any, symbol: int) -> int:
@@ -196,14 +192,15 @@ def _told(derailed: list[Derailment], found: Trace, symbols: Any, trained: Train
     for one in derailed[:_SHOWN]:
         first, end = one.first * STRETCH, min(one.end * STRETCH, found.steps)
         at = one.lane * found.steps + first  # in the text
-        before = "" if one.bpc_before is None else f", {one.bpc_before:.3f} before"
-        until = "to its end" if end == found.steps else f"to step {end:,}, where it comes back"
-        around = trained.vocabulary.decode(symbols[max(at - 30, 0) : at + 30])
-        lines.append(
-            f"  lane {one.lane}: {one.bpc:.3f} bpc; {one.bpc_inside:.3f} from step {first:,} {until}{before}. "
-            f"That begins at character {at:,} of the text, near {around!r}"
-        )
-        lines.append(f"  by stretches: {_bar(found.stretch_bpc[:, one.lane])}")
+        until = "its end" if end == found.steps else f"step {end:,}, where it comes back"
+        before = "" if one.bpc_before is None else f"; {one.bpc_before:.3f} before"
+        around = trained.vocabulary.decode(symbols[max(at - 25, 0) : at + 25])
+        lines += [
+            f"  lane {one.lane}, counted from 0: {one.bpc:.3f} bpc",
+            f"    {one.bpc_inside:.3f} bpc from step {first:,} to {until}{before}",
+            f"    step {first:,} is character {at:,} of the text, in {around!r}",
+            f"    {_bar(found.stretch_bpc[:, one.lane])}",
+        ]
     if len(derailed) > _SHOWN:
         lines.append(f"  and {len(derailed) - _SHOWN} more: --json lists all.")
     if options.reset is None:
@@ -218,4 +215,7 @@ def _bar(values: Any) -> str:
     blocks = "▁▂▃▄▅▆▇█"
     shares = np.array([share.max() for share in np.array_split(values, min(len(values), 60))])
     height = (shares - shares.min()) / ((shares.max() - shares.min()) or 1)
-    return "".join(blocks[round(h * 7)] for h in height) + f"  {shares.min():.2f} to {shares.max():.2f} bpc"
+    return (
+        "".join(blocks[round(h * 7)] for h in height)
+        + f"  {shares.min():.2f} to {shares.max():.2f} bpc, stretch by stretch"
+    )

@@ -66,16 +66,16 @@ def _all(found: list[Arm], place: Path) -> list[Path]:
         for arm, look in zip(found, looks, strict=False)
     ]
     across = "passes over the text" if counted else "million characters"
-    figures: dict[str, Figure | None] = {"learning-curves": learning_curves(drawn, across)}
+    figures: dict[str, Figure | None] = {"learning-curves": learning_curves(drawn, end, across)}
     if len(drawn) > 1:
-        figures["validation-and-training"] = two_panels(drawn, across)
+        figures["validation-and-training"] = two_panels(drawn, end, across)
     colors = [(each.arm, each.color, each.marker) for each in drawn]
     figures["segment-lengths"] = lengths_figure.figure(colors)
     figures["memory"] = memory_figure.figure(colors)
     return [path for name, figure in figures.items() if figure is not None for path in keep(figure, place, name)]
 
 
-def learning_curves(drawn: list[Drawn], across: str) -> Figure:
+def learning_curves(drawn: list[Drawn], end: float, across: str) -> Figure:
     """Validation solid, training dashed; one colour an arm."""
     figure = blank(7.6, 4.3)
     axes = figure.add_axes((0.085, 0.125, 0.665, 0.79))
@@ -84,7 +84,7 @@ def learning_curves(drawn: list[Drawn], across: str) -> Figure:
         _line(axes, each.valid, each, "-")
         _line(axes, each.train, each, (0, (4, 2)), marker="")
         labels += _ends(each, alone=len(drawn) == 1)
-    _frame(axes, [curve for each in drawn for curve in (each.valid, each.train)], across)
+    _frame(axes, [curve for each in drawn for curve in (each.valid, each.train)], end, across)
     axes.set_title("Bits per character" + ("" if len(drawn) > 1 else f": {drawn[0].arm.label}"))
     _label(axes, labels)
     if len(drawn) > 1:
@@ -94,7 +94,7 @@ def learning_curves(drawn: list[Drawn], across: str) -> Figure:
     return figure
 
 
-def two_panels(drawn: list[Drawn], across: str) -> Figure:
+def two_panels(drawn: list[Drawn], end: float, across: str) -> Figure:
     """Left validation, right training: the paper's figure of its second experiment."""
     figure = blank(10.4, 4.0)
     for left, name in ((0.06, "valid"), (0.445, "train")):
@@ -102,7 +102,7 @@ def two_panels(drawn: list[Drawn], across: str) -> Figure:
         curves: list[Curve] = [getattr(each, name) for each in drawn]
         for each, curve in zip(drawn, curves, strict=True):
             _line(axes, curve, each, "-")
-        _frame(axes, curves, across)
+        _frame(axes, curves, end, across)
         axes.set_title({"valid": "Validation, bits per character", "train": "Training, bits per character"}[name])
         if name == "train":
             _label(axes, [(c.mean[-1], [*_named(e.arm)], e.color) for e, c in zip(drawn, curves, strict=True) if c.x])
@@ -148,9 +148,8 @@ def _named(arm: Arm) -> list[str]:
     return [*lines, f"{len(arm.runs)} seeds"] if len(arm.runs) > 1 else lines
 
 
-def _frame(axes: Axes, curves: list[Curve], across: str) -> None:
+def _frame(axes: Axes, curves: list[Curve], end: float, across: str) -> None:
     """Limits that leave the first moments of training out, where a curve falls from far above."""
-    end = max((curve.x[-1] for curve in curves if curve.x), default=1.0)
     points = [(x, y) for curve in curves for x, y in zip(curve.x, curve.high, strict=True) if math.isfinite(y)]
     lowest = min((y for curve in curves for y in curve.low), default=0.0)
     highest = max((y for x, y in points if x > _BEGINNING * end), default=lowest + 1)

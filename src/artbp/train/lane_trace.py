@@ -15,7 +15,8 @@ from artbp.train.evaluation import CHUNK, lane_losses
 from artbp.train.model import CharacterModel
 
 STRETCH = CHUNK  # steps; the chunks of `evaluate`, so that the same sums come out
-FAR = 0.5  # bits per character above the median: no stretch of ordinary text is that much harder for long
+FAR = 0.5  # bits per character above the median: no lane of ordinary text is that much harder, if it is long
+DEVIATIONS = 4.0  # above the median, of the other lanes' spread: short lanes differ by their text
 LEAST = 8  # stretches, some 2,000 steps, that a passage inside a lane has to last to be told
 
 Array = npt.NDArray[np.float64]
@@ -87,12 +88,15 @@ class Trace:
     def derailments(self) -> list[Derailment]:
         """The lanes that lost their way, worst first.
 
-        A lane counts if it is more than FAR above the median lane; or if a passage of at least LEAST stretches in it
-        costs more than 2 FAR above the median stretch, which the mean of a long lane would hide.
+        A lane counts if it is more than FAR above the median lane, and more than DEVIATIONS of the lanes' spread; or if
+        a passage of at least LEAST stretches in it costs more than 2 FAR above the median stretch, which the mean of a
+        long lane would hide.
         """
         stretch, lane_bpc = self.stretch_bpc, self.lane_bpc
         usual = float(np.median(stretch))
-        far = lane_bpc - np.median(lane_bpc) > FAR
+        above = lane_bpc - np.median(lane_bpc)
+        spread = 1.4826 * float(np.median(np.abs(above)))  # a standard deviation, which no outlier makes larger
+        far = above > max(FAR, DEVIATIONS * spread)
         found = []
         for lane in range(self.lanes):
             first, end = _heaviest((stretch[:, lane] - usual - FAR) * self.lengths)

@@ -22,11 +22,12 @@ def figure(arms: list[tuple[Arm, str, str]]) -> Figure | None:
     found = [(arm, color, marker, counted) for arm, color, marker in arms if (counted := lengths(arm))]
     if not found:
         return None
-    result = blank(6.4, 4.2)
-    axes = result.add_axes((0.12, 0.13, 0.85, 0.77))
+    result = blank(6.6, 4.2)
+    axes = result.add_axes((0.135, 0.13, 0.845, 0.77))
     axes.set_title("Lengths of segments")
     axes.set(xlabel="length, steps", ylabel="probability of that length", xscale="log", yscale="log")
     drawn = [each for each in found if each[0].config["method"] in ("artbp", "random")]
+    laws = dict.fromkeys(_law(arm) for arm, *_ in drawn)
     for arm, color, marker, counted in drawn:
         _drawn(axes, arm, counted, color, marker)
     for number, (arm, color, marker, counted) in enumerate(each for each in found if each not in drawn):
@@ -43,10 +44,16 @@ def figure(arms: list[tuple[Arm, str, str]]) -> Figure | None:
             fontsize=9,
             va="top",
         )
-    for axis in (axes.xaxis, axes.yaxis):
-        axis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
-    title = "points: drawn\nlines: the law's, in closed form" if drawn else None
-    axes.legend(frameon=False, fontsize=9, title=title, title_fontsize=9, loc="lower left", labelcolor=GREY)
+    for mean, alpha in laws:
+        of_law = [(color, counted) for arm, color, _, counted in drawn if _law(arm) == (mean, alpha)]
+        places = _spaced(max(max(counted) for _, counted in of_law), 200)
+        color = of_law[0][0] if len(of_law) == 1 else GREY  # a law that arms share has the colour of none
+        axes.plot(places, PowerLaw(mean, alpha).pmf(places), color=color, linewidth=1.2, zorder=1)
+    axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
+    title = "points: drawn\nline: the law, in closed form" if drawn else None
+    axes.legend(
+        frameon=False, fontsize=9, title=title, title_fontsize=9, loc="lower left", labelcolor=GREY, alignment="left"
+    )
     return result
 
 
@@ -56,14 +63,20 @@ def lengths(arm: Arm) -> Counter[int]:
 
 
 def _drawn(axes: Axes, arm: Arm, counted: Counter[int], color: str, marker: str) -> None:
-    law = PowerLaw(arm.config["mean"], arm.config["alpha"])
     values, counts = (np.array(each) for each in zip(*sorted(counted.items()), strict=True))
-    edges = np.unique(np.geomspace(1, values[-1] + 1, _BINS).round().astype(np.int64))
+    edges = _spaced(values[-1] + 1, _BINS)
     middles = np.sqrt(edges[:-1] * (edges[1:] - 1.0))
     width, total = np.diff(edges), counts.sum()
     seen = np.histogram(values, edges, weights=counts)[0] / total / width
     some = seen > 0
     label = f"{arm.label}: {total:,} segments"
     axes.plot(middles[some], seen[some], color=color, marker=marker, markersize=4, linestyle="none", label=label)
-    lengths: Any = np.unique(np.geomspace(1, values[-1], 200).round().astype(np.int64))
-    axes.plot(lengths, law.pmf(lengths), color=color, linewidth=1.2)
+
+
+def _law(arm: Arm) -> tuple[float, float]:
+    return arm.config["mean"], arm.config["alpha"]
+
+
+def _spaced(last: int, count: int) -> Any:
+    """Whole numbers from 1 to `last`, evenly on a logarithmic axis."""
+    return np.unique(np.geomspace(1, last, count).round().astype(np.int64))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from matplotlib.figure import Figure
+from matplotlib.ticker import FuncFormatter
 
 from artbp._figure import PALE, blank
 from artbp.train.arms import Arm
@@ -31,7 +32,7 @@ def figure(arms: list[tuple[Arm, str, str]]) -> Figure | None:
     for arm, color, rows in runs:
         if arm.label not in named:
             named.append(arm.label)
-            label: str | None = f"{arm.label} ({_window(arm)})"
+            label: str | None = _named(arm)
         else:
             label = None
         axes.plot(
@@ -46,12 +47,16 @@ def figure(arms: list[tuple[Arm, str, str]]) -> Figure | None:
         )
     axes.set(xlabel=f"{name} of training", ylabel=bytes_name)
     axes.set_xlim(left=0)
+    axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
     axes.set_ylim(0, 1.25 * most / size)
     axes.grid(axis="y", color=PALE, linewidth=0.5, alpha=0.6)
-    axes.legend(frameon=False, fontsize=9, loc="lower right")
+    axes.legend(frameon=False, fontsize=9, loc="best")
     return result
 
 
-def _window(arm: Arm) -> str:
+def _named(arm: Arm) -> str:
+    """The arm's name, with the window if that does not say it."""
+    if "window" in arm.label:
+        return arm.label
     window = arm.config["window"]
-    return "a segment at a time" if window is None else f"{window} steps at a time"
+    return f"{arm.label}, {'no window' if window is None else f'window={window}'}"
