@@ -19,7 +19,8 @@ from artbp._version import __version__
 
 INTERRUPTED = 130  # what a shell reports for a program that Ctrl-C ended: 128 + SIGINT
 BROKEN_PIPE = 141  # 128 + SIGPIPE
-EXTRAS = {"matplotlib": "plot", "tensorboard": "log"}  # optional packages, and the extra that installs each
+# Optional packages, and the extra that installs each.
+EXTRAS = {"matplotlib": "plot", "tensorboard": "log", "safetensors": "export"}
 
 
 class Command(NamedTuple):
@@ -49,7 +50,15 @@ COMMANDS = {
         "main",
         "how long segments are: the laws' distributions, drawn and in closed form",
     ),
-    "plot": Command("artbp.experiments.plot", "main", "draw the figures of a folder of results again, from its files"),
+    "evaluate": Command(
+        "artbp.train.evaluate_command", "main", "bits per character of a trained model on any text, lane by lane"
+    ),
+    "sample": Command("artbp.train.sample_command", "main", "let a trained model go on with a text"),
+    "compare-runs": Command(
+        "artbp.train.compare_runs_command", "main", "trained runs in a table, with differences between equal seeds"
+    ),
+    "export": Command("artbp.train.export_command", "main", "write a trained model as safetensors, for torch.nn alone"),
+    "plot": Command("artbp._plot", "main", "draw the figures of folders of results again, from their files"),
     "doctor": Command(
         "artbp.ops.doctor",
         "main",

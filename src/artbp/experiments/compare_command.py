@@ -75,7 +75,7 @@ def _command(options: Options, arguments: list[str]) -> int:
     if importlib.util.find_spec("matplotlib") is None:
         print(f'The figures need matplotlib: `pip install "artbp[plot]"`, then `artbp plot {folder}`.')
         return 0
-    from artbp.experiments.plot import draw
+    from artbp.experiments.compare_figures import draw
 
     for figure in draw(folder):
         print(f"  {figure.name}")

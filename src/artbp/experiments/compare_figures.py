@@ -8,8 +8,8 @@ from pathlib import Path
 from matplotlib.axes import Axes
 from matplotlib.ticker import FuncFormatter, LogLocator
 
+from artbp._figure import BLACK, BLUE, GREEN, GREY, ORANGE, PURPLE, blank, keep, styled
 from artbp._folder import read_json
-from artbp.experiments._figure import BLACK, BLUE, GREEN, GREY, ORANGE, PURPLE, blank, keep, styled
 
 MARKS = [(BLUE, "o", "-"), (GREEN, "s", "--"), (PURPLE, "^", "-."), (ORANGE, "D", ":"), (BLACK, "v", "-")]
 

@@ -9,7 +9,7 @@ import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.patches import FancyArrowPatch
 
-from artbp.experiments._figure import BLACK, BLUE, GREY, ORANGE, blank, keep
+from artbp._figure import BLACK, BLUE, GREY, ORANGE, blank, keep
 from artbp.experiments.influence_theory import impulse_response, optimum
 
 

@@ -7,7 +7,7 @@ from typing import Any
 
 from matplotlib.axes import Axes
 
-from artbp.experiments._figure import BLACK, BLUE, GREY, ORANGE, blank, keep
+from artbp._figure import BLACK, BLUE, GREY, ORANGE, blank, keep
 
 _ROW = 1.75  # the height of a method
 _MEANING = {

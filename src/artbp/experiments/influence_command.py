@@ -131,7 +131,7 @@ def _draw(folder: Path) -> None:
         print(f"Data: {folder}. The figures need matplotlib, which is not installed:")
         print(f'`pip install "artbp[plot]"`, then `artbp plot {folder}`.')
         return
-    from artbp.experiments.plot import draw
+    from artbp.experiments.influence_figures import draw
 
     print(f"Data and figures: {folder}")
     for figure in draw(folder):

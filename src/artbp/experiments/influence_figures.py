@@ -10,9 +10,9 @@ import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.ticker import FuncFormatter
 
+from artbp._figure import BLACK, BLUE, GREEN, GREY, ORANGE, PALE, PURPLE, SKY, blank, keep, styled
 from artbp._folder import read_json, read_rows
 from artbp.experiments import dynamics_figure, gradient_flow_figure
-from artbp.experiments._figure import BLACK, BLUE, GREEN, GREY, ORANGE, PALE, PURPLE, SKY, blank, keep, styled
 
 _OTHERS: dict[str, Any] = {
     "RTRL": (BLACK, "-"),

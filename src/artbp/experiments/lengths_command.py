@@ -53,7 +53,7 @@ def main(arguments: list[str]) -> int:
     if importlib.util.find_spec("matplotlib") is None:
         print(f'The figure needs matplotlib: `pip install "artbp[plot]"`, then `artbp plot {folder}`.')
         return 0
-    from artbp.experiments.plot import draw
+    from artbp.experiments.lengths_figures import draw
 
     for figure in draw(folder):
         print(f"  {figure.name}")

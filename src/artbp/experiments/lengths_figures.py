@@ -5,8 +5,8 @@ from __future__ import annotations
 import itertools
 from pathlib import Path
 
+from artbp._figure import BLUE, GREEN, GREY, ORANGE, PALE, PURPLE, blank, keep, styled
 from artbp._folder import read_json
-from artbp.experiments._figure import BLUE, GREEN, GREY, ORANGE, PALE, PURPLE, blank, keep, styled
 
 MARKS = [(BLUE, "o"), (GREEN, "s"), (PURPLE, "^"), (ORANGE, "D")]
 

@@ -51,6 +51,12 @@ def from_file(path: str | Path, *, cache: str | Path | None = None) -> Corpus:
     return cut(path.name, symbols, vocabulary, digest)
 
 
+def read_pieces(path: str | Path) -> Iterator[str]:
+    """Any UTF-8 text from its beginning to its end, in pieces, for a vocabulary that is there already."""
+    with _open(Path(path)) as file:
+        yield from _pieces(Path(path), file)
+
+
 def _cached(path: Path, file: IO[bytes], digest: str, entry: Path) -> tuple[Vocabulary, Symbols]:
     found = caching.load(entry)
     if found is None:

@@ -1,0 +1,165 @@
+"""Where in a text a model finds it hard, lane by lane and stretch by stretch, and what its state was there."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from artbp.data import Lanes
+from artbp.train.evaluation import CHUNK, lane_losses
+from artbp.train.model import CharacterModel
+
+STRETCH = CHUNK  # steps; the chunks of `evaluate`, so that the same sums come out
+FAR = 0.5  # bits per character above the median: no lane of ordinary text is that much harder, if it is long
+DEVIATIONS = 4.0  # above the median, of the other lanes' spread: short lanes differ by their text
+LEAST = 8  # stretches, some 2,000 steps, that a passage inside a lane has to last to be told
+
+Array = npt.NDArray[np.float64]
+
+
+@dataclass(frozen=True)
+class Derailment:
+    """A lane that is far worse than the others, and the passage in which it is.
+
+    The passage is the one, from stretch `first` to before `end`, whose bits above ``median + FAR`` sum up to most.
+    """
+
+    lane: int
+    bpc: float
+    first: int
+    end: int
+    bpc_before: float | None
+    bpc_inside: float
+
+
+@dataclass(frozen=True)
+class Trace:
+    """An evaluation, kept apart by lane and stretch.
+
+    Attributes:
+        bits: what each stretch of each lane costs (S, B).
+        lengths: steps of each stretch (S,).
+        norms: Euclidean norms of the state at the end of each stretch, by name ("h", "c"), each (S, layers, B).
+        reset: the state was set to zero every so many steps, or None.
+    """
+
+    bits: Array
+    lengths: Array
+    norms: dict[str, Array]
+    reset: int | None
+
+    @property
+    def lanes(self) -> int:
+        """How many there are."""
+        return int(self.bits.shape[1])
+
+    @property
+    def steps(self) -> int:
+        """Of each lane."""
+        return int(self.lengths.sum())
+
+    @property
+    def characters(self) -> int:
+        """That were predicted."""
+        return self.steps * self.lanes
+
+    @property
+    def bpc(self) -> float:
+        """Of all lanes."""
+        return float(self.bits.sum()) / self.characters
+
+    @property
+    def lane_bpc(self) -> Array:
+        """Of each lane (B,)."""
+        bpc: Array = self.bits.sum(0) / self.steps
+        return bpc
+
+    @property
+    def stretch_bpc(self) -> Array:
+        """Of each stretch of each lane (S, B)."""
+        bpc: Array = self.bits / self.lengths[:, None]
+        return bpc
+
+    def derailments(self) -> list[Derailment]:
+        """The lanes that lost their way, worst first.
+
+        A lane counts if it is more than FAR above the median lane, and more than DEVIATIONS of the lanes' spread; or if
+        a passage of at least LEAST stretches in it costs more than 2 FAR above the median stretch, which the mean of a
+        long lane would hide.
+        """
+        stretch, lane_bpc = self.stretch_bpc, self.lane_bpc
+        usual = float(np.median(stretch))
+        above = lane_bpc - np.median(lane_bpc)
+        spread = 1.4826 * float(np.median(np.abs(above)))  # a standard deviation, which no outlier makes larger
+        far = above > max(FAR, DEVIATIONS * spread)
+        found = []
+        for lane in range(self.lanes):
+            first, end = _heaviest((stretch[:, lane] - usual - FAR) * self.lengths)
+            inside = self._mean(lane, first, end)
+            hidden = end - first >= LEAST and inside - usual > 2 * FAR
+            if far[lane] or hidden:
+                before = self._mean(lane, 0, first) if first else None
+                found.append(Derailment(lane, float(lane_bpc[lane]), first, end, before, inside))
+        return sorted(found, key=lambda derailment: -derailment.bpc)
+
+    def to_json(self) -> dict[str, Any]:
+        """Everything, as plain numbers."""
+        return {
+            "bpc": self.bpc,
+            "lanes": self.lanes,
+            "steps": self.steps,
+            "characters": self.characters,
+            "reset": self.reset,
+            "stretch": STRETCH,
+            "lane_bpc": self.lane_bpc.tolist(),
+            "stretch_bpc": self.stretch_bpc.tolist(),
+            "norms": {name: norms.tolist() for name, norms in self.norms.items()},
+        }
+
+    def _mean(self, lane: int, first: int, end: int) -> float:
+        return float(self.bits[first:end, lane].sum() / self.lengths[first:end].sum())
+
+
+def trace(model: CharacterModel, symbols: Any, *, lanes: int, device: torch.device, reset: int | None = None) -> Trace:
+    """Runs the model over all of `symbols` as :func:`evaluate` does; with `reset`, from zeros every so many steps."""
+    stream = Lanes(symbols, lanes, device=device)
+    count = -(-stream.steps // STRETCH)
+    nats = torch.zeros(count, lanes, dtype=torch.float64)
+    norms: list[torch.Tensor] = []
+    with torch.no_grad():
+        state = None
+        while (at := stream.position) < stream.steps:
+            if reset is not None and at % reset == 0:
+                state = None
+            steps = min([STRETCH - at % STRETCH, *([] if reset is None else [reset - at % reset])])
+            rows = stream.take(steps)
+            if rows is None:
+                break
+            losses, state = lane_losses(model, *rows, state)
+            nats[at // STRETCH] += losses.double().cpu()
+            if stream.position % STRETCH == 0 or stream.position == stream.steps:
+                norms.append(_norms(state))
+    lengths = np.full(count, float(STRETCH))
+    lengths[-1] = stream.steps - STRETCH * (count - 1)
+    both = torch.stack(norms).numpy()  # (S, leaves, layers, B)
+    named = {name: both[:, leaf] for leaf, name in enumerate(("h", "c")[: both.shape[1]])}
+    return Trace((nats / math.log(2)).numpy(), lengths, named, reset)
+
+
+def _norms(state: Any) -> torch.Tensor:
+    """Of each leaf of the state (layers, B, H): (leaves, layers, B)."""
+    leaves = state if isinstance(state, tuple) else (state,)
+    return torch.stack([leaf.double().norm(dim=-1) for leaf in leaves]).cpu()
+
+
+def _heaviest(excess: Array) -> tuple[int, int]:
+    """The bounds of the stretches whose excess sums up to most; never none of them."""
+    sums = np.concatenate([[0.0], np.cumsum(excess)])
+    lowest = np.minimum.accumulate(sums[:-1])
+    end = int(np.argmax(sums[1:] - lowest)) + 1
+    return int(np.argmin(sums[:end])), end
