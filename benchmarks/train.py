@@ -1,0 +1,139 @@
+"""The trainer's speed beside a bare loop: truncated BPTT written by hand with torch.nn.LSTM, at equal mean length.
+
+    python benchmarks/train.py --output results/train-cpu/train.json
+
+Each variant goes on over the embedded text by slices of the same number of steps, in turn, so that whatever else the
+machine does meets all of them; a variant's speed is its median over the slices, evaluations in none. The first row of
+all is the hand-written loop, the others are ratios to it: characters per second, above one is faster.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import statistics
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from environment import environment
+from torch import nn
+
+from artbp.diagnostics._peak import peak
+from artbp.train.corpus import embedded
+from artbp.train.devices import choose
+from artbp.train.group import Group
+from artbp.train.options import Options
+from artbp.train.training import Training
+
+VARIANTS = {
+    "by hand": None,
+    "tbptt": {"method": "tbptt", "window": 0},
+    "artbp": {"method": "artbp", "window": 0},
+    "artbp, window 64": {"method": "artbp", "window": 64},
+    "artbp, window 256": {"method": "artbp", "window": 256},
+}
+
+
+def by_hand(corpus: Any, options: Options, device: torch.device) -> Iterator[int]:
+    """The bare loop, endless; yields the steps of each update."""
+    symbols = len(corpus.vocabulary)
+    recurrent = nn.LSTM(symbols, options.hidden).to(device)
+    decoder = nn.Linear(options.hidden, symbols).to(device)
+    optimizer = torch.optim.Adam([*recurrent.parameters(), *decoder.parameters()], lr=options.lr, fused=True)
+    text = torch.from_numpy(corpus.splits["train"].astype("int64"))
+    steps = (len(text) - 1) // options.lanes
+    x = text[: steps * options.lanes].view(options.lanes, steps).t().contiguous().to(device)
+    y = text[1 : steps * options.lanes + 1].view(options.lanes, steps).t().contiguous().to(device)
+    while True:
+        state = None
+        for start in range(0, steps - options.length + 1, options.length):
+            rows = slice(start, start + options.length)
+            output, state = recurrent(F.one_hot(x[rows], symbols).float(), state)
+            state = tuple(leaf.detach() for leaf in state)
+            loss = F.cross_entropy(decoder(output).flatten(0, 1), y[rows].flatten(), reduction="sum")
+            optimizer.zero_grad()
+            (loss / (options.length * options.lanes)).backward()
+            optimizer.step()
+            yield options.length
+
+
+def trained(corpus: Any, options: Options, device: torch.device) -> Iterator[int]:
+    training = Training(options, corpus, Group(), device)
+    while True:
+        for update in training.updates():
+            yield update.steps
+
+
+def slices(updates: Iterator[int], steps: int, synchronise: Callable[[], None]) -> Iterator[float]:
+    """Seconds a step of at least `steps` steps, again and again."""
+    while True:
+        done, start = 0, time.perf_counter()
+        while done < steps:
+            done += next(updates)
+        synchronise()
+        yield (time.perf_counter() - start) / done
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--hidden", type=int, nargs="+", default=[256])
+    parser.add_argument("--lanes", type=int, default=64)
+    parser.add_argument("--steps", type=int, default=2000, help="of one slice")
+    parser.add_argument("--slices", type=int, default=15)
+    parser.add_argument("--device", default="auto")
+    parser.add_argument("--precision", default="auto")
+    parser.add_argument("--output", type=Path)
+    arguments = parser.parse_args()
+    corpus, rows = embedded(), []
+    for hidden in arguments.hidden:
+        plain = Options(hidden=hidden, lanes=arguments.lanes, device=arguments.device, precision=arguments.precision)
+        device, plain = choose(plain)
+        wait = torch.cuda.synchronize if device.type == "cuda" else lambda: None
+        runs, memory = {}, {}
+        for name, changes in VARIANTS.items():
+            options = plain if changes is None else Options(**{**vars(plain), **changes})
+            runs[name] = by_hand(corpus, options, device) if changes is None else trained(corpus, options, device)
+        timers = {name: slices(updates, arguments.steps, wait) for name, updates in runs.items()}
+        for timer in timers.values():
+            next(timer)  # warm
+        taken: dict[str, list[float]] = {name: [] for name in timers}
+        names = list(timers)
+        for k in range(arguments.slices):
+            for name in names[k % len(names) :] + names[: k % len(names)]:
+                taken[name].append(next(timers[name]))
+        for name, updates in runs.items():
+            memory[name] = max(peak(lambda u=updates: next(u), device) for _ in range(200))
+        base = statistics.median(taken["by hand"])
+        print(f"\nhidden {hidden}, lanes {arguments.lanes}, {device}, {plain.precision}")
+        print(f"{'':<18}  {'char/s':>10}  {'ratio':>6}  {'mean':>6}  {'peak MiB of 200 updates':>24}")
+        for name, seconds in taken.items():
+            pace, ratio = arguments.lanes / statistics.median(seconds), base / statistics.median(seconds)
+            mean = statistics.fmean(taken["by hand"]) / statistics.fmean(seconds)
+            print(
+                f"{name:<18}  {pace:>10,.0f}  {ratio:>6.2f}  {mean:>6.2f}  {memory[name] / 2**20:>24,.0f}", flush=True
+            )
+            rows.append(
+                {
+                    "hidden": hidden,
+                    "lanes": arguments.lanes,
+                    "variant": name,
+                    "characters_per_second": pace,
+                    "ratio_of_medians": ratio,
+                    "ratio_of_means": mean,
+                    "peak_bytes": memory[name],
+                    "seconds_per_step": seconds,
+                }
+            )
+    if arguments.output:
+        arguments.output.parent.mkdir(parents=True, exist_ok=True)
+        options = {name: str(value) if isinstance(value, Path) else value for name, value in vars(arguments).items()}
+        result = {"environment": environment(), "options": options, "rows": rows}
+        arguments.output.write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()
