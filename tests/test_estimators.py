@@ -95,8 +95,12 @@ def test_the_exact_ones_are_exact(problem, estimator):
     assert relative_error(summed, problem.exact) < tolerance
 
 
+# Not the dict state: its gradient comes from four places, and autograd adds them in another order across a boundary.
+ONE_ORDER = {name: problem for name, problem in CELLS.items() if name != "dict_state"}
+
+
 @pytest.mark.parametrize("slots", [None, 1, 2, 3, 20])
-@pytest.mark.parametrize("problem", CELLS.values(), ids=CELLS)
+@pytest.mark.parametrize("problem", ONE_ORDER.values(), ids=ONE_ORDER)
 def test_checkpointed_is_bitwise_plain_where_the_sums_have_one_order(problem, slots):
     problem = problem(steps=6)
     *_, plain = whole(BPTT(), problem)

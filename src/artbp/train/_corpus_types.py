@@ -44,7 +44,8 @@ class Vocabulary:
     unknown: bool
 
     def __post_init__(self) -> None:
-        if any(not isinstance(character, str) or len(character) != 1 for character in self.characters):
+        given: tuple[object, ...] = self.characters
+        if any(not isinstance(character, str) or len(character) != 1 for character in given):
             raise ValueError("a vocabulary got what is no single character. Pass a tuple of strings of length 1.")
         if list(self.characters) != sorted(set(self.characters)):
             raise ValueError("a vocabulary got characters in disorder or twice. Pass tuple(sorted(set(text))).")
@@ -77,7 +78,8 @@ class Vocabulary:
                 f"numbers 0 to {len(self) - 1}. Decode with the vocabulary that the symbols were encoded with."
             )
         points = code_points("".join(self.characters) + UNKNOWN * self.unknown)
-        return points[indices].astype("<u4", copy=False).tobytes().decode("utf-32-le", "surrogatepass")
+        encoded: bytes = points[indices].astype("<u4", copy=False).tobytes()
+        return encoded.decode("utf-32-le", "surrogatepass")
 
     def unseen(self, text: str) -> int:
         """How many characters of the text are not in `characters`."""
