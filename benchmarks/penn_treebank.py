@@ -106,6 +106,9 @@ def collect(arguments: argparse.Namespace) -> int:
         target.mkdir(parents=True, exist_ok=True)
         for file in (*folder.glob("*.json"), *folder.glob("*.jsonl")):
             shutil.copy2(file, target / file.name)
+        options = json.loads(config.read_text(encoding="utf-8"))
+        options["ptb"] = Path(options["ptb"]).name  # where the text lay on that machine is of no use on another
+        (target / config.name).write_text(json.dumps(options, indent=2) + "\n", encoding="utf-8")
         print(target)
     return 0
 
