@@ -1,13 +1,15 @@
 """The paper's second experiment as a plan of many runs, which share one accelerator and outlive its interruptions.
 
     python benchmarks/penn_treebank.py run --ptb DIR --out runs/ptb --stages arms rates --jobs 9 --seconds 540
+    python benchmarks/penn_treebank.py run --ptb DIR --out runs/small --hidden 128 --rates 2e-3 4e-3 --seeds 0 1 --jobs 2
     python benchmarks/penn_treebank.py collect --out runs/ptb --results results/penn-treebank
 
 `run` starts the runs of the stages in their order, `--jobs` at a time, each an `artbp train` of its own, and ends them
 by SIGTERM when the seconds are over; called again, it goes on with those that were stopped. `collect` copies what is to
 be kept, which is all but the checkpoints. The stages, in the order of what they are worth:
 
-    arms      truncated BPTT (50), random cuts and ARTBP (50, alpha 4) at Adam 1e-3, six seeds each
+    arms      truncated BPTT (50), random cuts and ARTBP (50, alpha 4) at Adam 1e-3, six seeds each, or at what
+              --methods, --rates and --seeds name
     rates     each arm at rates beside it, so that none wins by a badly set neighbour
     baseline  what one layer reaches with the means of a competent baseline, truncated and ARTBP
     slow      the arms at the paper's own rate, 1e-4
@@ -16,6 +18,7 @@ be kept, which is all but the checkpoints. The stages, in the order of what they
 from __future__ import annotations
 
 import argparse
+import itertools
 import json
 import shutil
 import signal
@@ -45,8 +48,9 @@ class Run:
         return [*train, "--ptb", str(ptb), "--out", str(folder), *options]
 
 
-def plan(stage: str, hidden: int, epochs: int) -> list[Run]:
+def plan(stage: str, arguments: argparse.Namespace) -> list[Run]:
     """The runs of a stage; seeds outermost, so that whatever is finished has all arms in it."""
+    hidden, epochs = arguments.hidden, arguments.epochs
 
     def run(method: str, rate: float, seed: int, passes: int, folder: str = stage, **more: str | float) -> Run:
         lengths: dict[str, str | float] = (
@@ -56,7 +60,8 @@ def plan(stage: str, hidden: int, epochs: int) -> list[Run]:
         return Run(f"{folder}/{method}-{rate:g}-seed-{seed}", options)
 
     if stage == "arms":
-        return [run(method, 1e-3, seed, epochs) for seed in range(6) for method in ARMS]
+        asked = itertools.product(arguments.seeds, arguments.rates, arguments.methods)
+        return [run(method, rate, seed, epochs) for seed, rate, method in asked]
     if stage == "rates":
         return [run(method, rate, 0, epochs) for rate in (2e-3, 5e-4, 4e-3) for method in ARMS]
     if stage == "baseline":
@@ -70,7 +75,7 @@ STAGES = ("arms", "rates", "baseline", "slow")
 
 def run_all(arguments: argparse.Namespace) -> int:
     """Keeps `--jobs` runs going until all are finished or the time is over; prints what became of each."""
-    runs = [run for stage in arguments.stages for run in plan(stage, arguments.hidden, arguments.epochs)]
+    runs = [run for stage in arguments.stages for run in plan(stage, arguments)]
     waiting = [run for run in runs if not _finished(arguments.out / run.name)]
     going: dict[str, subprocess.Popen[bytes]] = {}
     failed: dict[str, int] = {}
@@ -130,6 +135,9 @@ def main() -> int:
     run.add_argument("--seconds", type=float, default=540, help="when to stop what is still going")
     run.add_argument("--hidden", type=int, default=1000)
     run.add_argument("--epochs", type=int, default=25, help="passes of the arms; the other stages in proportion")
+    run.add_argument("--methods", nargs="+", choices=ARMS, default=list(ARMS), help="of the stage arms")
+    run.add_argument("--rates", nargs="+", type=float, default=[1e-3], help="of the stage arms")
+    run.add_argument("--seeds", nargs="+", type=int, default=list(range(6)), help="of the stage arms")
     run.set_defaults(main=run_all)
     gather = commands.add_parser("collect")
     gather.add_argument("--out", type=Path, required=True)
