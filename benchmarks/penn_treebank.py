@@ -1,7 +1,7 @@
 """The paper's second experiment as a plan of many runs, which share one accelerator and outlive its interruptions.
 
     python benchmarks/penn_treebank.py run --ptb DIR --out runs/ptb --stages arms rates --jobs 9 --seconds 540
-    python benchmarks/penn_treebank.py run --ptb DIR --out runs/small --hidden 128 --rates 2e-3 4e-3 --seeds 0 1 --jobs 2
+    python benchmarks/penn_treebank.py run --ptb DIR --out runs/small --hidden 128 --rates 2e-3 4e-3 --seeds 0 1
     python benchmarks/penn_treebank.py collect --out runs/ptb --results results/penn-treebank
 
 `run` starts the runs of the stages in their order, `--jobs` at a time, each an `artbp train` of its own, and ends them
