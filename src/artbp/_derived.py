@@ -88,12 +88,15 @@ class _Capped(_Derived):
 
     def hazard(self, age: Any, *state: Any) -> Any:
         if self.needs_state:
-            return 1.0 if age >= self.cap else check_hazard(self.law.hazard(age, *state), age, self.law)
+            return 1.0 if self._is_certain(age) else check_hazard(self.law.hazard(age, *state), age, self.law)
         return super().hazard(age)
 
     @property
     def unbiased(self) -> bool:
         return False
+
+    def _is_certain(self, age: int) -> bool:
+        return age >= self.cap
 
     @property
     def mean(self) -> float:

@@ -126,6 +126,10 @@ class Law(ABC):
     def _retention(self, lag: Array) -> Array:
         return np.ones_like(lag)
 
+    def _is_certain(self, age: int) -> bool:
+        """Whether the cut at that age is one that no link makes up for, for which alone a hazard may be one."""
+        return False
+
     def _limited_mean(self, n: Array) -> Array:
         """E[min(length, n)] = S(0) + … + S(n-1)."""
         near = np.clip(n, 0, self._near)
