@@ -149,6 +149,14 @@ def test_a_loss_that_is_no_tensor_or_needs_no_gradient(window):
 
 
 @pytest.mark.parametrize("window", [None, 2])
+def test_inference_mode_records_nothing(window):
+    with torch.inference_mode():
+        check(
+            lambda: artbp.backprop(STEP, INPUTS, START, window=window), RuntimeError, r"requires grad", r"inference_mode"
+        )
+
+
+@pytest.mark.parametrize("window", [None, 2])
 def test_a_step_that_returns_something_else(window):
     check(
         lambda: artbp.backprop(lambda i, s, k: s.sum(), INPUTS, START, window=window),

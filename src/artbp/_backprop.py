@@ -59,6 +59,8 @@ def backprop(
     The first run is under no_grad: a step that takes gradients within itself does so under `torch.enable_grad()`.
     """
     T = count_steps(inputs, links)
+    if torch.is_inference_mode_enabled():
+        raise no_gradient()
     if window is not None:
         window = positive_integer(window, "backprop(window)")
     if window is None or window >= T:
