@@ -197,6 +197,8 @@ def _conclude(folder: Path, summary: dict[str, Any]) -> None:
         f"{', '.join(found)} bits per character; {summary['characters_per_second']:,} characters per second, "
         f"{summary['seconds']:,.0f} s of training"
     )
+    if summary["clipped"] is not None:
+        print(f"{summary['clipped']:.1%} of the gradients were shortened by --clip, which biases them")
     figures = ""
     if importlib.util.find_spec("matplotlib") is not None:
         from artbp.train.figures import draw

@@ -65,9 +65,12 @@ class Session:
         self.pending: list[Update] = []  # since the last row, their tensors perhaps still being computed
         self.drained: list[dict[str, float]] = []  # the same as numbers
         self.best: dict[str, Any] = {"bpc": None, "epoch": None}
-        self.last_train_bpc: float | None = None
+        self.of_pass: dict[str, Any] = {"epoch": 0, "nats": 0.0, "steps": 0}  # the training loss of the newest pass
+        self.clipped = 0  # updates whose gradient was shortened
         self.seconds = 0.0  # of training, evaluations left out
         self.peak = 0
+        if device.type == "cuda":
+            torch.cuda.reset_peak_memory_stats(device)  # which another run in this process may have raised
         self._clock = self._saved_at = time.monotonic()
         self._board: Any = None
 
@@ -82,7 +85,7 @@ class Session:
             return [*notes, "There is no checkpoint yet: the run starts from its beginning."]
         self.training.load_state_dict(saved)
         self.drained, self.best, self.seconds = saved["since_row"], saved["best"], saved["seconds"]
-        self.last_train_bpc = saved["train_bpc"]
+        self.of_pass, self.clipped = saved["of_pass"], saved["clipped"]
         self.metrics.rows = saved["rows"]
         done = f"update {self.training.update:,}, in pass {self.training.epoch + 1} of {self.options.epochs}"
         return [*notes, f"Going on from {done}."]
@@ -150,9 +153,12 @@ class Session:
         self._drain()
         lengths = [int(update["steps"]) for update in self.drained]
         norms = [update["norm"] for update in self.drained]
-        clip = self.options.clip
-        bpc = math.fsum(update["loss"] for update in self.drained) / (sum(lengths) * self.options.lanes * math.log(2))
-        self.last_train_bpc = bpc
+        clip, nats, steps = self.options.clip, math.fsum(update["loss"] for update in self.drained), sum(lengths)
+        before = self.of_pass if self.of_pass["epoch"] == epoch else {"nats": 0.0, "steps": 0}
+        self.of_pass = {"epoch": epoch, "nats": before["nats"] + nats, "steps": before["steps"] + steps}
+        bpc = self._bpc(nats, steps)
+        clipped = 0 if clip is None else sum(norm > clip for norm in norms)
+        self.clipped += clipped
         self.seconds += self._lap()
         self.peak = max(self.peak, _peak_memory(self.device))
         row = {
@@ -160,11 +166,19 @@ class Session:
             "rate": self.drained[-1]["rate"],
             "lengths": lengths,
             "gradient_norm": math.fsum(norms) / len(norms),
-            "clipped": None if clip is None else sum(norm > clip for norm in norms) / len(norms),
+            "clipped": None if clip is None else clipped / len(norms),
         }
         self.drained = []
         self._write("train", epoch, **row, memory=self.peak, seconds=round(self.seconds, 3))
         progress.train(bpc, self.training)
+
+    def _bpc(self, nats: float, steps: int) -> float:
+        return nats / (steps * self.options.lanes * math.log(2))
+
+    @property
+    def train_bpc(self) -> float | None:
+        """Of the newest pass so far: the loss that was trained on, while the parameters moved."""
+        return self._bpc(self.of_pass["nats"], self.of_pass["steps"]) if self.of_pass["steps"] else None
 
     def _write(self, kind: str, epoch: int, **values: Any) -> None:
         training = self.training
@@ -182,14 +196,14 @@ class Session:
         valid, seconds = self._evaluation("valid")
         epoch = self.training.epoch - 1
         if valid is not None:
-            values = {"bpc": valid.bpc, "worst_lane_bpc": valid.worst_lane_bpc, "seconds": round(seconds, 3)}
-            self._write("evaluation", epoch, split="valid", **values)
+            values = {"bpc": valid.bpc, "median_lane_bpc": valid.median_lane_bpc, "worst_lane_bpc": valid.worst_lane_bpc}
+            self._write("evaluation", epoch, split="valid", **values, seconds=round(seconds, 3))
         better = valid is not None and (self.best["bpc"] is None or valid.bpc < self.best["bpc"])
         if better and valid is not None:
             self.best = {"bpc": valid.bpc, "epoch": epoch}
         self._save(best=better or valid is None)
         self._summarise("running")
-        progress.evaluated(self.training, valid.bpc if valid else None, self.last_train_bpc)
+        progress.evaluated(self.training, valid.bpc if valid else None, self.train_bpc)
 
     def _test(self) -> Evaluation | None:
         """The test text, by the parameters that were best on the validation text."""
@@ -223,7 +237,8 @@ class Session:
             "vocabulary": self.corpus.vocabulary.to_json(),
             "since_row": self.drained,
             "best": self.best,
-            "train_bpc": self.last_train_bpc,
+            "of_pass": self.of_pass,
+            "clipped": self.clipped,
             "rows": self.metrics.rows,
             "seconds": self.seconds,
         }
@@ -243,11 +258,13 @@ class Session:
             "updates": training.update,
             "steps": training.steps,
             "characters": characters,
-            "train_bpc": self.last_train_bpc,
+            "train_bpc": self.train_bpc,
             "valid_bpc": self.best["bpc"],
             "best_epoch": self.best["epoch"],
             "test_bpc": None if test is None else test.bpc,
+            "test_median_lane_bpc": None if test is None else test.median_lane_bpc,
             "test_worst_lane_bpc": None if test is None else test.worst_lane_bpc,
+            "clipped": self.clipped / training.update if self.options.clip is not None and training.update else None,
             "parameters": sum(parameter.numel() for parameter in training.model.parameters()),
             "seconds": round(self.seconds, 3),
             "characters_per_second": round(characters / self.seconds) if self.seconds else None,
