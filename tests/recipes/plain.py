@@ -48,15 +48,11 @@ def forget(model: Any) -> None:
 
 
 def parameters(model: Any) -> dict[str, Tensor]:
-    return {
-        name.removeprefix("module."): parameter.detach().clone() for name, parameter in model.named_parameters()
-    }
+    return {name.removeprefix("module."): parameter.detach().clone() for name, parameter in model.named_parameters()}
 
 
 def same(model: Any, expected: Any) -> bool:
-    return all(
-        torch.equal(here, there) for here, there in zip(model.parameters(), expected.parameters(), strict=True)
-    )
+    return all(torch.equal(here, there) for here, there in zip(model.parameters(), expected.parameters(), strict=True))
 
 
 def close(found: dict[str, Tensor], expected: dict[str, Tensor]) -> None:

@@ -194,8 +194,10 @@ def test_both_sides_of_the_loop_over_a_long_batch(side):
     for x, y in [*batches, *batches]:
         state = None
         for (inputs, targets), links in cut.segments((x, y)):
-            output, state = artbp.nn.LSTM.forward(expected.lstm, inputs, state, links=links) if side == "+" else (
-                expected.lstm(inputs, state)
+            output, state = (
+                artbp.nn.LSTM.forward(expected.lstm, inputs, state, links=links)
+                if side == "+"
+                else (expected.lstm(inputs, state))
             )
             state = artbp.detach(state)
             optimizer.zero_grad()
