@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import multiprocessing
 
-PATIENCE = 120  # seconds until ranks that wait for each other are given up
+PATIENCE = 240  # seconds until ranks that wait for each other are given up
 
 
 def _rank(rank: int, world: int, port: int, folder: str, main: Callable[[], Any]) -> None:

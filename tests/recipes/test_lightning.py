@@ -117,6 +117,35 @@ def test_the_loss_scaler_is_undone_before_gradients_are_clipped(kind):
     assert same(found, expected)
 
 
+@pytest.mark.parametrize(("kind", "inside"), [("Model", False), ("Windowed", True)])
+def test_backward_is_under_autocast_in_manual_optimization_alone(kind, inside):
+    found = []
+
+    class Looks(names()[kind]):
+        def backward(self, *args):
+            found.append(torch.is_autocast_enabled("cpu"))
+            super().backward(*args)
+
+    torch.set_default_dtype(torch.float32)
+    fit(Looks(TEXT, LANES, LAW, units=5), max_steps=2, precision="bf16-mixed")
+    assert found == [inside, inside]
+
+
+@pytest.mark.parametrize("flag", [{"accumulate_grad_batches": 2}, {"gradient_clip_val": 1.0}])
+def test_flags_that_lightning_refuses_in_manual_optimization(flag):
+    with pytest.raises(L.fabric.utilities.exceptions.MisconfigurationException, match="manual optimization"):
+        fit(build("Windowed"), max_steps=1, **flag)
+
+
+@pytest.mark.parametrize("every", [1, 4])
+def test_accumulation_divides_by_its_steps(every):
+    expected = build()
+    train(expected, updates=20, every=every)
+    model = build()
+    fit(model, max_epochs=1, limit_train_batches=20, accumulate_grad_batches=every)
+    close(parameters(model), parameters(expected))
+
+
 def test_clipping_in_training_step_would_clip_scaled_gradients():
     norms: list[float] = []
 
@@ -235,6 +264,12 @@ def _replica() -> dict[str, Any]:
     trainer = fit(alone, max_epochs=1, limit_train_batches=1, **world)
     found["alone"] = {name: parameter.grad for name, parameter in alone.named_parameters()}
     assert trainer.world_size == 2
+
+    strategy = L.pytorch.strategies.DDPStrategy(find_unused_parameters=True)
+    try:
+        fit(build("Windowed", window=4), max_epochs=1, strategy=strategy, devices=2)
+    except RuntimeError as error:
+        found["refused"] = str(error)
     return found
 
 
@@ -246,6 +281,7 @@ def test_two_processes_train_as_one_with_all_lanes(tmp_path):
         for kind in ("Model", "Windowed"):
             close(found[kind], parameters(one))
         assert all(torch.equal(found["resumed"][name], found["Model"][name]) for name in found["Model"])
+        assert "mark a variable ready only once" in found["refused"]
     # backprop without manual_backward: each rank is left with the gradient of its own lanes
     first, second = (found["alone"] for found in ranks)
     assert not torch.allclose(first["readout.weight"], second["readout.weight"])
