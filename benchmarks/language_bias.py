@@ -5,7 +5,7 @@
 
 At the parameters of the run's best checkpoint, in float64, some stretches of the training text, of 1,500 steps and as
 many lanes as the run had, are gone through by the exact gradient, by truncated BPTT of several lengths, and by ARTBP
-several times. All norms are relative to the exact gradient's of the stretch, and averaged over the stretches. The
+several times, with cuts that all lanes share and with cuts of their own. All norms are relative to the exact gradient's of the stretch, and averaged over the stretches. The
 data's own noise is the spread of the stretches' exact gradients around their mean, on the same scale: what an estimate
 from one such stretch is off by, truncated or not. Nothing is timed.
 """
@@ -35,6 +35,16 @@ LENGTHS = (10, 20, 50, 100, 200)
 DRAWS = 8
 
 
+class PerLane(ARTBP):
+    """ARTBP with cuts of its own for every lane."""
+
+    def __repr__(self) -> str:
+        return f"{super().__repr__()}, a cut for each lane"
+
+    def _links(self, step: Any, inputs: Any, state: Any, T: int) -> Tensor:
+        return self.cut.links(T, lanes=inputs[0].shape[1])
+
+
 def main() -> None:
     """Measure, print, and write where asked."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -57,6 +67,7 @@ def main() -> None:
     estimators = [
         *[TruncatedBPTT(length, window=100) for length in LENGTHS],
         *[ARTBP(law, window=100, seed=0) for law in laws],
+        PerLane(laws[0], window=100, seed=0),
         CheckpointedBPTT(100),
     ]
     stream = Lanes(corpus.splits["train"], lanes)

@@ -82,9 +82,10 @@ def short(value: float, digits: int = 3) -> str:
     return text.replace("-", "−")
 
 
-def span(values: Iterable[float], digits: int = 2) -> str:
-    """The least and the greatest of some numbers."""
+def span(values: list[float], digits: int = 2) -> str:
+    """The least and the greatest of some numbers; with a digit more where they are close."""
     low, high = min(values, key=abs), max(values, key=abs)
+    digits += abs(high - low) < 0.05 * abs(low)
     return f"{short(low, digits)} to {short(high, digits)}"
 
 
@@ -128,6 +129,43 @@ def influence_losses() -> str:
         for method, found in runs.items()
     ]
     return markdown(head, rows)
+
+
+@table
+def influence_expected() -> str:
+    """What the truncated gradient is, at rest, as a multiple of the exact one: computed, not run."""
+    from artbp import Fixed
+    from artbp.experiments.influence_theory import expected_gradient
+
+    lengths = (10, 50, 100, 109, 110, 200, 400, 1000)
+    values = [f"{expected_gradient(10, 13, Fixed(length)):+.3f}".replace("-", "−") for length in lengths]
+    return markdown(["$L$", *map(str, lengths), "ARTBP"], [[r"$\mathbb{E}[\tilde g]/g$", *values, "1"]])
+
+
+@table
+def influence_noise() -> str:
+    folders = ("", "noise/", "long/", "noise-long/")
+    head = ["method", "100,000 steps", "with noise", "1,000,000 steps", "with noise"]
+    columns = [_runs(folder) for folder in folders]
+    methods = ("TruncatedBPTT(200)", "ARTBP(PowerLaw(mean=16, alpha=6))")
+    return markdown(head, [[f"`{method}`", *(_loss(column[method]) for column in columns)] for method in methods])
+
+
+@sentences("experiments")
+def _influence_in_words() -> Iterator[str]:
+    shortest = load("influence-balancing/summary.json")["shortest_length_with_the_right_sign"]
+    yield f"Below $L = {shortest}$ the sign is wrong"
+
+    def factors(folder: str) -> tuple[float, float]:
+        truncated, ours = (
+            [run["average_loss"] for run in _runs(folder)[method]]
+            for method in ("TruncatedBPTT(200)", "ARTBP(PowerLaw(mean=16, alpha=6))")
+        )
+        return min(truncated) / max(ours), max(truncated) / min(ours)
+
+    (low, high), (noisy_low, noisy_high), (long_low, long_high) = map(factors, ("", "noise/", "noise-long/"))
+    yield f"A factor of {low:.0f} to {high:.0f} without noise is one of {noisy_low:.1f} to {noisy_high:.1f} with it"
+    yield f"and of {long_low:.2f} to {long_high:.2f} after a million steps"
 
 
 # Estimators side by side
