@@ -3,11 +3,11 @@
     artbp train --ptb DIR --method tbptt --hidden 128 --epochs 5 --lr 0.003 --out runs/ptb-tbptt
     python benchmarks/language_bias.py runs/ptb-tbptt [--out results/language-bias]
 
-At the parameters of the run's best checkpoint, in float64, some stretches of the training text, of 1,500 steps and as
-many lanes as the run had, are gone through by the exact gradient, by truncated BPTT of several lengths, and by ARTBP
-several times, with cuts that all lanes share and with cuts of their own. All norms are relative to the exact gradient's of the stretch, and averaged over the stretches. The
-data's own noise is the spread of the stretches' exact gradients around their mean, on the same scale: what an estimate
-from one such stretch is off by, truncated or not. Nothing is timed.
+At the parameters of the run's best checkpoint some stretches of the training text, of 1,500 steps and as many lanes as
+the run had, are gone through by the exact gradient, by truncated BPTT of several lengths, and by ARTBP several times,
+with cuts that all lanes share and with cuts of their own. All norms are relative to the exact gradient's of the stretch,
+and averaged over the stretches. The data's own noise is the spread of the stretches' exact gradients around their mean,
+on the same scale: what an estimate from one such stretch is off by, truncated or not. Nothing is timed.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from artbp.estimators import ARTBP, CheckpointedBPTT, TruncatedBPTT
 from artbp.train.loading import load_corpus, load_model
 
 LENGTHS = (10, 20, 50, 100, 200)
-DRAWS = 8
+DRAWS = 6
 
 
 class PerLane(ARTBP):
@@ -50,13 +50,13 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("run", type=Path, help="the folder of a finished `artbp train`")
     parser.add_argument("--steps", type=int, default=1500, help="steps of a stretch")
-    parser.add_argument("--stretches", type=int, default=6, help="how many, evenly over the pass")
+    parser.add_argument("--stretches", type=int, default=5, help="how many, evenly over the pass")
     parser.add_argument("--out", type=Path, help="a folder for language-bias.json")
     options = parser.parse_args()
     torch.set_num_threads(1)
     trained = load_model(options.run, device="cpu")
     corpus, lanes = load_corpus(trained), trained.config["lanes"]
-    model = trained.model.double()
+    model = trained.model
 
     def step(inputs: tuple[Tensor, Tensor], state: Any, links: Tensor | None) -> tuple[Tensor, Any]:
         characters, targets = inputs

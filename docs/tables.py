@@ -196,6 +196,31 @@ def _short_segments() -> Iterator[str]:
     )
 
 
+# The gradient of a language model
+
+
+@table
+def language_bias() -> str:
+    found = load("language-bias/language-bias.json")
+    rows = [
+        [
+            f"`{row['estimator'].replace(', window=100', '')}`".replace(", a cut for each lane`", "`, each lane by itself"),
+            f"{row['bias']:.1%}" if row["estimator"].startswith("Truncated") else "0",
+            f"{row['deviation']:.1%}" if row["deviation"] else "0",
+            f"{row['draw_cosine']:.3f}",
+        ]
+        for row in found["rows"]
+    ]
+    return markdown(["estimator", "bias", "noise of one draw", "cosine of one draw"], rows)
+
+
+@sentences("faq")
+def _language_in_words() -> Iterator[str]:
+    found = load("language-bias/language-bias.json")
+    yield f"over {found['steps']:,} steps and {found['model']['lanes']} lanes"
+    yield f"differs by {found['data_deviation']:.0%} from one such stretch of text to another"
+
+
 # Layers
 
 
