@@ -12,7 +12,15 @@ author = "The artbp contributors"
 copyright = author  # noqa: A001 (the name that Sphinx reads)
 version = release = __version__
 
-extensions = ["myst_parser", "sphinx.ext.autodoc", "sphinx.ext.napoleon", "sphinx.ext.viewcode", "mathml", "docstrings", "self_contained"]
+extensions = [
+    "myst_parser",
+    "sphinx.ext.autodoc",
+    "sphinx.ext.napoleon",
+    "sphinx.ext.viewcode",
+    "mathml",
+    "docstrings",
+    "self_contained",
+]
 exclude_patterns = ["_build"]
 default_role = "code"  # `name` in a docstring
 myst_enable_extensions = ["dollarmath", "colon_fence", "deflist"]

@@ -204,7 +204,9 @@ def language_bias() -> str:
     found = load("language-bias/language-bias.json")
     rows = [
         [
-            f"`{row['estimator'].replace(', window=100', '')}`".replace(", a cut for each lane`", "`, each lane by itself"),
+            f"`{row['estimator'].replace(', window=100', '')}`".replace(
+                ", a cut for each lane`", "`, each lane by itself"
+            ),
             f"{row['bias']:.1%}" if row["estimator"].startswith("Truncated") else "0",
             f"{row['deviation']:.1%}" if row["deviation"] else "0",
             f"{row['draw_cosine']:.3f}",
@@ -295,7 +297,9 @@ def _h200_in_words() -> Iterator[str]:
 
 def _cpu() -> dict[tuple[str, str, str], dict[str, Any]]:
     """The rows of `artbp.nn`; links per lane from the folder that has today's threshold."""
-    rows = [row for folder in ("lstm", "lstm-1000", "gru-rnn") for row in load(f"layers-cpu/{folder}/layers.json")["rows"]]
+    rows = [
+        row for folder in ("lstm", "lstm-1000", "gru-rnn") for row in load(f"layers-cpu/{folder}/layers.json")["rows"]
+    ]
     rows = [row for row in rows if row["links"] == "shared"] + load("layers-cpu/lstm-lanes/layers.json")["rows"]
     ours = [row for row in rows if row["variant"] == "artbp.nn"]
     return {(row["kind"], row["size"], row["links"]): row for row in ours}
@@ -314,9 +318,16 @@ def layers_cpu() -> str:
         return short(row["step"] / row["ratio"], 2)
 
     sizes = dict.fromkeys((kind, size) for kind, size, _ in found)
-    order = sorted(sizes, key=lambda key: (["LSTM", "GRU", "RNN"].index(key[0]), math.prod(map(int, key[1].split("x")[1:]))))
+    order = sorted(
+        sizes, key=lambda key: (["LSTM", "GRU", "RNN"].index(key[0]), math.prod(map(int, key[1].split("x")[1:])))
+    )
     rows = [
-        [f"{kind}, {size.replace('x', ', ')}", torch_nn(kind, size), cell(kind, size, "shared"), cell(kind, size, "lanes")]
+        [
+            f"{kind}, {size.replace('x', ', ')}",
+            torch_nn(kind, size),
+            cell(kind, size, "shared"),
+            cell(kind, size, "lanes"),
+        ]
         for kind, size in order
     ]
     return markdown(["layer; T, B, I, H", "torch.nn, µs a step", "links shared", "links per lane"], rows)
@@ -326,7 +337,9 @@ def layers_cpu() -> str:
 def loop_cpu() -> str:
     found = load("influence-balancing/benchmark.json")["microseconds_per_step"]
     rows = [[f"`{method}`", *(f"{one[name]:.0f}" for name in ("experiment", "plain"))] for method, one in found.items()]
-    return markdown(["method", "µs a step", "the loss added up step by step"], [row for row in rows if row[0] != "`default`"])
+    return markdown(
+        ["method", "µs a step", "the loss added up step by step"], [row for row in rows if row[0] != "`default`"]
+    )
 
 
 # Memory

@@ -67,6 +67,8 @@ def test_what_is_public_is_documented_and_nothing_else_is(module):
 
 
 def test_the_design_page_has_the_layers_in_their_order():
-    table = (DOCS / "design.md").read_text(encoding="utf-8").partition("| module | what it is |")[2].partition("\n\n")[0]
+    table = (
+        (DOCS / "design.md").read_text(encoding="utf-8").partition("| module | what it is |")[2].partition("\n\n")[0]
+    )
     modules = [name for row in table.splitlines() for name in re.findall(r"`(\w+)`", row.partition(" | ")[0])]
     assert modules == [*test_layers.LAYERS, *test_layers.LEAVES, "cli"]

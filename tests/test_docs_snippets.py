@@ -52,7 +52,9 @@ def run(page: pages.Page) -> dict[str, Any]:
     printed: str | None = None
     for block in page.blocks:
         if block.language == "python" and not block.mark.startswith("not run"):
-            code = compile("\n" * (block.line - 1) + block.code, str(page.path), "exec")  # tracebacks have the page's lines
+            code = compile(
+                "\n" * (block.line - 1) + block.code, str(page.path), "exec"
+            )  # tracebacks have the page's lines
             with contextlib.redirect_stdout(io.StringIO()) as out:
                 exec(code, names)
             printed = out.getvalue()
