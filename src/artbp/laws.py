@@ -56,7 +56,12 @@ _FEW = 4096  # survivals to sum where there is a closed form: it is for the many
 
 
 class Never(Law):
-    """No cut ever: all links one, which is backpropagation through time."""
+    """No cut ever: all links one, which is backpropagation through time.
+
+    Example:
+        >>> Never().mean, Never().hazard(1), Never().unbiased
+        (inf, 0.0, True)
+    """
 
     @property
     def mean(self) -> float:
@@ -147,6 +152,10 @@ class Geometric(Law):
 
     The paper's first idea, and its counterexample: the links multiply to (1-1/mean)^-j, exponentially in the age, so
     that the estimate's variance stays finite only where the adjoint fades faster than that.
+
+    Example:
+        >>> Geometric(mean=4).links(3).tolist(), Geometric(mean=4).variance
+        ([0.0, 1.3333333333333333, 1.3333333333333333], 12.0)
     """
 
     _near = _FEW
@@ -206,8 +215,7 @@ class PowerLaw(Law):
     Args:
         mean: L0, above 1.
         alpha: above 2. The variance of the *length* is finite above 3: below, memory without a window is unsteady, and
-        a
-            warning says so. The gradient's variance is another matter (:mod:`artbp.diagnostics`).
+            a warning says so. The gradient's variance is another matter (:mod:`artbp.diagnostics`).
 
     Example:
         >>> law = PowerLaw(mean=16, alpha=6)

@@ -49,6 +49,7 @@ class Truncation:
         law: the law that is really drawn, with `block` and `cap` in it.
 
     Example:
+        >>> from artbp import Fixed
         >>> cut = Truncation(Fixed(3), seed=0)
         >>> cut.segment().tolist(), cut.links(5).tolist()
         ([0.0, 1.0, 1.0], [1.0, 1.0, 1.0, 0.0, 1.0])
