@@ -12,7 +12,15 @@ author = "The artbp contributors"
 copyright = author  # noqa: A001 (the name that Sphinx reads)
 version = release = __version__
 
-extensions = ["myst_parser", "sphinx.ext.autodoc", "sphinx.ext.napoleon", "sphinx.ext.viewcode", "mathml", "docstrings"]
+extensions = [
+    "myst_parser",
+    "sphinx.ext.autodoc",
+    "sphinx.ext.napoleon",
+    "sphinx.ext.viewcode",
+    "mathml",
+    "docstrings",
+    "self_contained",
+]
 exclude_patterns = ["_build"]
 default_role = "code"  # `name` in a docstring
 myst_enable_extensions = ["dollarmath", "colon_fence", "deflist"]
@@ -36,14 +44,6 @@ nitpick_ignore_regex = [
         r"(Tensor|Module|Generator|ndarray|Callable|Iterable|Iterator|Mapping|Sequence|Any|optional|default: .*)",
     ),
 ]
-# Modules that docstrings already point to, until they are there.
-package = Path(__file__).parent.parent / "src" / "artbp"
-nitpick_ignore = [
-    ("py:mod", f"artbp.{module}")
-    for module in ("nn", "estimators", "diagnostics")
-    if not (package / module).is_dir() and not (package / f"{module}.py").is_file()
-]
-
 html_theme = "furo"
 html_title = "artbp"
 html_static_path = ["_static"]

@@ -1,13 +1,15 @@
-"""The documentation says what the code does: the worked example of docs/the-idea.md, and the list of docs/api.md."""
+"""The documentation says what the code does: the worked example of docs/the-idea.md, the lists of names and layers."""
 
 from __future__ import annotations
 
+import importlib
 import itertools
 import re
 from pathlib import Path
 from typing import Any
 
 import pytest
+import test_layers
 import torch
 
 import artbp
@@ -53,8 +55,20 @@ def test_the_worked_example_as_code():
     assert repr(names["theta"].grad) == "tensor(31731.)"
 
 
-def test_every_public_name_is_documented():
+def documented(module: str) -> set[str]:
+    """What the API page documents of a module, one directive a name."""
     api = "\n".join(path.read_text(encoding="utf-8") for path in DOCS.glob("api*.md"))
-    documented = set(re.findall(r"^\.\. auto\w+:: artbp\.(\w+)", api, re.MULTILINE))
-    modules = {"nn", "estimators", "diagnostics"}
-    assert documented >= set(artbp.__all__) - modules - {"__version__"}
+    return set(re.findall(rf"^\.\. auto(?:class|function|exception|data):: {re.escape(module)}\.(\w+)$", api, re.M))
+
+
+@pytest.mark.parametrize("module", ["artbp", "artbp.nn", "artbp.estimators", "artbp.diagnostics", "artbp.data"])
+def test_what_is_public_is_documented_and_nothing_else_is(module):
+    assert documented(module) == set(importlib.import_module(module).__all__) - {"__version__"}
+
+
+def test_the_design_page_has_the_layers_in_their_order():
+    table = (
+        (DOCS / "design.md").read_text(encoding="utf-8").partition("| module | what it is |")[2].partition("\n\n")[0]
+    )
+    modules = [name for row in table.splitlines() for name in re.findall(r"`(\w+)`", row.partition(" | ")[0])]
+    assert modules == [*test_layers.LAYERS, *test_layers.LEAVES, "cli"]

@@ -57,8 +57,17 @@ def backprop(
     updates (batch norm's statistics) are updated once: those of every module that `step` is, is bound to, closes over,
     holds or names. Generators of the step's own, and what else it changes outside of itself, it must replay by itself.
     The first run is under no_grad: a step that takes gradients within itself does so under `torch.enable_grad()`.
+
+    Example:
+        >>> theta = torch.tensor(1.0, requires_grad=True)
+        >>> step = unroll(lambda x, s: (s + theta * x, s + theta * x))
+        >>> loss, state = backprop(step, torch.ones(3), torch.zeros(()), torch.tensor([1.0, 0.0, 1.25]), window=2)
+        >>> loss, state, theta.grad
+        (tensor(6.), tensor(3.), tensor(4.2500))
     """
     T = count_steps(inputs, links)
+    if torch.is_inference_mode_enabled():
+        raise no_gradient()
     if window is not None:
         window = positive_integer(window, "backprop(window)")
     if window is None or window >= T:

@@ -23,8 +23,8 @@ class Lanes:
     the same, one symbol on. So a lane's state can be carried from its first step to its last, and where lane b ends
     lane b + 1 began. What is left over at the end, less than a step of all lanes, is `remainder`.
 
-    `take(n)` is all that :meth:`Truncation.segments` and an estimator's `stream` ask for. They take trees of tensors
-    (T, B, …) directly as well: for real values, or several tensors that run side by side, pass
+    `take(n)` is all that :meth:`artbp.Truncation.segments` and an estimator's `stream` ask for. They take trees of
+    tensors (T, B, …) directly as well: for real values, or several tensors that run side by side, pass
     ``cut.segments({"sound": x, "pitch": y})``, or an object of your own whose `take(n)` returns the next n steps of
     such a tree, and None at the end.
 

@@ -73,6 +73,11 @@ class GRU(_Linked, torch.nn.GRU):
     """torch.nn.GRU, its constructor, parameters and `state_dict`, and `forward(input, hx=None, *, links=None)`.
 
     As :class:`LSTM`, with one state.
+
+    Example:
+        >>> output, h = GRU(3, 5)(torch.randn(4, 2, 3), links=torch.tensor([0.0, 1.1, 1.2, 1.3], dtype=torch.float64))
+        >>> h.shape
+        torch.Size([1, 2, 5])
     """
 
 
@@ -80,6 +85,12 @@ class RNN(_Linked, torch.nn.RNN):
     """torch.nn.RNN, its constructor, parameters and `state_dict`, and `forward(input, hx=None, *, links=None)`.
 
     As :class:`LSTM`, with one state; `nonlinearity` is "tanh" or "relu".
+
+    Example:
+        >>> links = torch.tensor([[1.0, 1.0], [0.0, 1.25], [1.25, 1.5]], dtype=torch.float64)  # of its own for each lane
+        >>> output, h = RNN(3, 5, nonlinearity="relu")(torch.randn(3, 2, 3), links=links)
+        >>> output.shape
+        torch.Size([3, 2, 5])
     """
 
 

@@ -100,6 +100,19 @@ def compare(
     Memory is measured in a run of its own: by the device's allocator, or on the CPU by counting the storages that
     operations make, which leaves out what a kernel takes and gives back within one operation. Time is the median over
     the draws, or over three runs.
+
+    Example:
+        >>> import artbp
+        >>> theta = torch.tensor(0.5, dtype=torch.float64, requires_grad=True)
+        >>> step = artbp.unroll(lambda x, s: (theta * s + x, theta * s + x))
+        >>> x, start = torch.ones(50, dtype=torch.float64), torch.zeros((), dtype=torch.float64)
+        >>> from artbp.estimators import ARTBP, TruncatedBPTT
+        >>> estimators = [TruncatedBPTT(2), ARTBP(artbp.PowerLaw(mean=4, alpha=6), seed=0)]
+        >>> found = compare(estimators, step, x, start, draws=20)
+        >>> [(row.estimator, row.draws) for row in found.rows]
+        [('TruncatedBPTT(2)', 1), ('ARTBP(PowerLaw(mean=4, alpha=6))', 20)]
+        >>> round(found.rows[0].bias, 3)
+        0.363
     """
     draws = positive_integer(draws, "compare(draws)")
     if not estimators:

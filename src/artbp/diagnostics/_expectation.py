@@ -57,6 +57,17 @@ def expectation(law: Any, step: Step, inputs: Any, state: Any) -> Expectation:
         state: where the sequence begins.
 
     Cost: a forward and a backward pass for each pattern.
+
+    Example:
+        >>> import artbp
+        >>> theta = torch.tensor(0.5, dtype=torch.float64, requires_grad=True)
+        >>> step = artbp.unroll(lambda x, s: (theta * s + x, theta * s + x))
+        >>> x, start = torch.ones(6, dtype=torch.float64), torch.zeros((), dtype=torch.float64)
+        >>> found = expectation(artbp.PowerLaw(mean=3, alpha=4), step, x, start)
+        >>> found.patterns, found.bias < 1e-12
+        (32, True)
+        >>> round(expectation(artbp.Fixed(2), step, x, start).bias, 3)
+        0.224
     """
     cut = law if isinstance(law, Truncation) else Truncation(law, seed=0)
     T = _tree.length(inputs) or 0

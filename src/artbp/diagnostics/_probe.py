@@ -88,6 +88,17 @@ def probe(
 
     Cost: two forward passes and one backward pass of one step at a time (the exact gradient, in the memory of a step
     and T states), some more passes back for the losses that are followed, and segments for the samples.
+
+    Example:
+        >>> import artbp
+        >>> theta = torch.tensor(0.5, dtype=torch.float64, requires_grad=True)
+        >>> step = artbp.unroll(lambda x, s: (theta * s + x, theta * s + x))
+        >>> x, start = torch.ones(50, dtype=torch.float64), torch.zeros((), dtype=torch.float64)
+        >>> found = probe(step, x, start, artbp.PowerLaw(mean=4, alpha=6))
+        >>> round(found.fading, 3), found.fades, found.wrong_sign
+        (0.5, True, False)
+        >>> found.advice
+        'Raise L to 16: truncated BPTT(4) is 23% off, at 16 6%.'
     """
     cut = law if isinstance(law, Truncation) else Truncation(law, seed=0)
     subject = Subject(step, inputs, state)

@@ -24,6 +24,14 @@ class BPTT(Segments):
 
     Args:
         window: how many steps to hold in memory at once; None for all.
+
+    Example:
+        >>> import torch, artbp
+        >>> theta = torch.tensor(0.5, requires_grad=True)
+        >>> step = artbp.unroll(lambda x, s: (theta * s + x, theta * s + x))
+        >>> loss, state = BPTT()(step, torch.ones(4), torch.zeros(()))
+        >>> theta.grad
+        tensor(5.7500)
     """
 
     def __init__(self, window: int | None = None) -> None:

@@ -48,6 +48,14 @@ class CheckpointedBPTT(Segments):
     Args:
         window: W, the steps of one graph.
         slots: S, how many states to hold at once beside the one that is given; None for all T/W.
+
+    Example:
+        >>> import torch, artbp
+        >>> theta = torch.tensor(0.5, requires_grad=True)
+        >>> step = artbp.unroll(lambda x, s: (theta * s + x, theta * s + x))
+        >>> loss, state = CheckpointedBPTT(window=2)(step, torch.ones(4), torch.zeros(()))
+        >>> theta.grad
+        tensor(5.7500)
     """
 
     def __init__(self, window: int, slots: int | None = None) -> None:
@@ -91,7 +99,7 @@ class _Slots(Windows):
         loss, after, gradients = self.backward(first, gradients, 1.0)
         self.losses.append(loss)
         if live:
-            self.states[-1] = self.kept(first, after)
+            self.states[-1] = after
             self.stack.enter_context(self.replay.replaying())
         return gradients
 

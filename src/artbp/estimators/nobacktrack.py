@@ -40,6 +40,15 @@ class NoBackTrack(Forward):
         parameters: the leaves to estimate a gradient for; by default those of the step's own graph.
         seed, generator: where the signs come from; at most one of them, and with neither an own generator seeded from
             the system's entropy.
+
+    Example:
+        >>> import torch, artbp
+        >>> theta = torch.tensor(0.5, requires_grad=True)
+        >>> step = artbp.unroll(lambda x, s: (theta * s + x, theta * s + x))
+        >>> for loss, state in NoBackTrack(seed=0).stream(step, torch.ones(4), torch.zeros(())):
+        ...     updated, theta.grad = theta.grad, None  # an update belongs here, after every step
+        >>> state
+        tensor(1.8750)
     """
 
     directed = True

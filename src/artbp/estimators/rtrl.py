@@ -29,6 +29,14 @@ class RTRL(Forward):
     Args:
         parameters: the leaves to estimate a gradient for; by default those of the step's own graph.
         limit: the most bytes that the influence may take.
+
+    Example:
+        >>> import torch, artbp
+        >>> theta = torch.tensor(0.5, requires_grad=True)
+        >>> step = artbp.unroll(lambda x, s: (theta * s + x, theta * s + x))
+        >>> loss, state = RTRL()(step, torch.ones(4), torch.zeros(()))
+        >>> theta.grad
+        tensor(5.7500)
     """
 
     def __init__(self, parameters: Iterable[Tensor] | None = None, *, limit: int = 2**30) -> None:

@@ -23,6 +23,14 @@ class TruncatedBPTT(Segments):
     Args:
         length: L, the steps from one cut to the next.
         window: how many steps to hold in memory at once.
+
+    Example:
+        >>> import torch, artbp
+        >>> theta = torch.tensor(0.5, requires_grad=True)
+        >>> step = artbp.unroll(lambda x, s: (theta * s + x, theta * s + x))
+        >>> loss, state = TruncatedBPTT(2)(step, torch.ones(4), torch.zeros(()))
+        >>> theta.grad
+        tensor(5.)
     """
 
     def __init__(self, length: int, window: int | None = None) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import statistics
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -51,9 +52,18 @@ def fitting_lanes(symbols: Any, lanes: int) -> int:
 
 
 def evaluate(
-    model: CharacterModel, symbols: Any, *, lanes: int, device: torch.device, group: Group | None = None
+    model: CharacterModel,
+    symbols: Any,
+    *,
+    lanes: int,
+    device: torch.device,
+    group: Group | None = None,
+    between: Callable[[], None] = lambda: None,
 ) -> Evaluation:
-    """Runs the model over all of `symbols`, in parallel lanes, without a gradient; a group shares the lanes."""
+    """Runs the model over all of `symbols`, in parallel lanes, without a gradient; a group shares the lanes.
+
+    `between` is called every now and then, and may raise to end it.
+    """
     group = Group() if group is None or lanes % group.size else group  # where they cannot be dealt, all do all of them
     stream = Lanes(symbols, lanes, part=(group.rank, group.size), device=device)
     was_training = model.training
@@ -63,6 +73,7 @@ def evaluate(
         with torch.no_grad():
             state = None
             while (rows := stream.take(CHUNK)) is not None:
+                between()
                 of_lanes, state = lane_losses(model, *rows, state)
                 nats += of_lanes.double().cpu()
             if stream.remainder and group.rank == group.size - 1:

@@ -179,8 +179,8 @@ class Training:
             self._draw_apart(self.update)  # other processes than before: dropout cannot be what it would have been
 
     def _draw_apart(self, update: int) -> None:
-        """Lets every process draw a dropout of its own; the parameters were drawn alike."""
-        if self.group.size > 1:
+        """Lets every process draw a dropout of its own, and none that was drawn before; the parameters were alike."""
+        if self.group.size > 1 or update:
             torch.manual_seed(hash((self.options.seed, update, self.group.size, self.group.rank)) % 2**63)
 
 
