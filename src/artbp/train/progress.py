@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import shutil
 import sys
 import time
 from types import TracebackType
@@ -21,12 +23,14 @@ class Progress:
         self.epochs, self.silent = epochs, silent
         self.total, self.done, self.begun = total, done, done
         self.start = self.said = time.monotonic()
+        columns = _columns()
         self.bar: Any = tqdm(
             total=total,
             initial=done,
             unit="char",
             unit_scale=True,
-            dynamic_ncols=True,
+            dynamic_ncols=columns is None,
+            ncols=columns,
             smoothing=0.1,
             disable=True if silent else None,  # None: where there is no terminal
         )
@@ -66,6 +70,15 @@ class Progress:
         if not self.silent:
             tqdm.write(line, file=sys.stdout)
             sys.stdout.flush()
+
+
+def _columns() -> int | None:
+    """A width for a terminal that does not know its own, as in some containers; None: tqdm asks for it."""
+    try:
+        known = os.get_terminal_size(sys.stderr.fileno()).columns > 0
+    except (AttributeError, OSError, ValueError):  # no terminal
+        known = True
+    return None if known else shutil.get_terminal_size().columns
 
 
 def _clock(seconds: float) -> str:

@@ -167,7 +167,7 @@ def _prepare(folder: Path, config: dict[str, Any], *, resume: bool, overwrite: b
         if resume and _complete(folder):
             return True
         _remove_temporary(folder)
-        if overwrite:
+        if overwrite or not (resume or _trained(folder)):  # where a mistyped --corpus ended a run, nothing is lost
             _clear(folder)
         elif resume:
             if not (folder / "env.json").exists():  # it was killed, or the disk was full, just before
@@ -190,6 +190,12 @@ def _prepare(folder: Path, config: dict[str, Any], *, resume: bool, overwrite: b
     write_json(folder / "env.json", environment())
     sync(folder)
     return False
+
+
+def _trained(folder: Path) -> bool:
+    """Whether anything came out of the run, or of one of its seeds."""
+    places = [folder, *folder.glob("seed-*")]
+    return any((place / name).exists() for place in places for name in ("metrics.jsonl", "checkpoints"))
 
 
 def _complete(folder: Path) -> bool:
