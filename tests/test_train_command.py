@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import json
 import fcntl
+import json
 import math
 import os
 import pty
@@ -205,10 +205,10 @@ def test_without_matplotlib_there_are_no_figures(text, tmp_path, monkeypatch, ca
 
 def test_a_dry_run_writes_nothing(text, tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
-    for changes in ({}, {"method": "tbptt"}, {"window": 0}, {"method": "bptt"}):
+    for changes in ({}, {"method": "tbptt"}, {"window": 0}, {"window": 16}, {"method": "bptt"}):
         assert command.main([*arguments(text, Path("run"), dry_run=True, **changes)]) == 0
         printed = capsys.readouterr().out
-        model = CharacterModel(18, hidden=8)  # 17 characters, and the unknown
+        model = CharacterModel(17, hidden=8)  # 16 characters, and the unknown
         parameters = sum(parameter.numel() for parameter in model.parameters())
         assert re.search(rf"^parameters +{parameters:,}$", printed, re.MULTILINE)
         assert re.search(r"^steps +2 passes of 704 in 4 lanes", printed, re.MULTILINE)
@@ -216,8 +216,9 @@ def test_a_dry_run_writes_nothing(text, tmp_path, monkeypatch, capsys):
             assert "not probed" in printed
         else:
             assert re.search(r"^updates +about 141$", printed, re.MULTILINE)
+            assert ("and no more for any longer" in printed) == (changes.get("window") == 16)
             assert re.search(r"^time +about \d+ s on cpu", printed, re.MULTILINE)
-            assert re.search(r"^peak memory +about \d+ MiB for a segment of [\d,]+ steps", printed, re.MULTILINE)
+            assert re.search(r"^peak memory +about \d+\.\d MiB for a segment of [\d,]+ steps", printed, re.MULTILINE)
     assert list(tmp_path.iterdir()) == []
 
 
@@ -241,7 +242,7 @@ def test_lines_where_there_is_no_terminal(text, tmp_path):
 def test_a_bar_on_a_terminal(columns, text, tmp_path):
     typed = [sys.executable, "-m", "artbp", "train", *arguments(text, tmp_path / "run", log_every=5)]
     leader, follower = pty.openpty()
-    fcntl.ioctl(follower, termios.TIOCSWINSZ, struct.pack("HHHH", 0, columns, 0, 0))
+    fcntl.ioctl(follower, termios.TIOCSWINSZ, struct.pack("HHHH", columns and 40, columns, 0, 0))
     with subprocess.Popen(typed, stdout=follower, stderr=follower, env={**os.environ, "COLUMNS": "100"}) as process:
         os.close(follower)
         seen = b""

@@ -188,7 +188,7 @@ def _config(options: Options) -> dict[str, Any]:
 
 
 def _corpus(options: Options, group: Group) -> Corpus:
-    """The text, the same in all processes, and long enough; process 0 reads it first, so that the others find it in the cache."""
+    """The text, long enough and the same everywhere; process 0 reads it first, and the others find it in the cache."""
     from artbp.train.corpus import CorpusError, embedded, from_file, penn_treebank
 
     def read() -> Corpus:
@@ -210,8 +210,8 @@ def _corpus(options: Options, group: Group) -> Corpus:
         characters = len(corpus.splits["train"])
         if characters <= options.lanes:
             raise CorpusError(
-                f"--lanes {options.lanes}: {corpus.name} has {characters:,} characters to train on, and each lane takes "
-                "one, and one to follow.",
+                f"--lanes {options.lanes}: {corpus.name} has {characters:,} characters to train on, and each lane "
+                "takes one, and one to follow.",
                 f"Pass at most {characters - 1:,} with --lanes, or a longer text.",
             )
 

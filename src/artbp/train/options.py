@@ -41,7 +41,7 @@ class Options:
     """where large texts are kept as symbols; by default a folder of the user's"""
 
     method: Method = "artbp"
-    """artbp; tbptt: truncated BPTT, cut every --length steps; random: cut as artbp is, but not compensated; bptt: a pass"""
+    """artbp; tbptt: truncated BPTT, cut every --length steps; random: cut likewise, not compensated; bptt: a pass"""
     mean: float = 50
     """artbp, random: mean length of a segment"""
     alpha: float = 4

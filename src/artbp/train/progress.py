@@ -23,14 +23,12 @@ class Progress:
         self.epochs, self.silent = epochs, silent
         self.total, self.done, self.begun = total, done, done
         self.start = self.said = time.monotonic()
-        columns = _columns()
         self.bar: Any = tqdm(
             total=total,
             initial=done,
             unit="char",
             unit_scale=True,
-            dynamic_ncols=columns is None,
-            ncols=columns,
+            **_size(),
             smoothing=0.1,
             disable=True if silent else None,  # None: where there is no terminal
         )
@@ -72,13 +70,16 @@ class Progress:
             sys.stdout.flush()
 
 
-def _columns() -> int | None:
-    """A width for a terminal that does not know its own, as in some containers; None: tqdm asks for it."""
+def _size() -> dict[str, Any]:
+    """As large as the terminal is at the moment; a usual size for one that does not know, as in some containers."""
     try:
         known = os.get_terminal_size(sys.stderr.fileno()).columns > 0
     except (AttributeError, OSError, ValueError):  # no terminal
         known = True
-    return None if known else shutil.get_terminal_size().columns
+    if known:
+        return {"dynamic_ncols": True}
+    columns, lines = shutil.get_terminal_size()
+    return {"ncols": columns, "nrows": lines}
 
 
 def _clock(seconds: float) -> str:
