@@ -57,6 +57,13 @@ def test_the_config_has_every_option_of_the_results(run):
     assert not {"out", "resume", "dry_run", "overwrite", "device"} & config.keys()
 
 
+def test_the_environment_is_that_of_this_machine(run):
+    found = read_json(run / "env.json")
+    assert found["torch"] == torch.__version__
+    assert found["threads"] == torch.get_num_threads()
+    assert (found["accelerator"] is None) == (not torch.cuda.is_available())
+
+
 def test_every_character_of_every_pass_is_in_the_rows(run, text):
     trained = rows(run, "train")
     characters = len(text.read_text(encoding="utf-8")) * 90 // 100
