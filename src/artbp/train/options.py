@@ -74,7 +74,7 @@ class Options:
     """passes over the training text"""
     optimizer: Literal["adam", "adamw", "sgd", "rmsprop"] = "adam"
     """how parameters are updated, after every segment"""
-    lr: float = 2e-3
+    lr: float = 5e-3
     """the rate of learning"""
     schedule: Literal["constant", "linear", "cosine"] = "constant"
     """how the rate goes down to 0 over the run, if it does"""
