@@ -171,6 +171,7 @@ def test_bf16_is_autocast_and_comes_near_float32(text, tmp_path):
 
 
 @pytest.mark.slow
+@pytest.mark.filterwarnings("ignore")  # what torch says to itself while it compiles
 @pytest.mark.parametrize("changes", [{}, {"window": 5, "layers": 2}])
 def test_compiled_it_is_the_same_training(changes, text, tmp_path):
     pytest.importorskip("torch._inductor.cpp_builder")
