@@ -47,8 +47,7 @@ def run(trainer: Any, memory: dict[str, Any], **options: Any) -> None:
 
 
 def in_windows(memory: dict[str, Any], **options: Any) -> Any:
-    named = {name: memory[name] for name in ("model", "optimizer", "cut", "stream", "carried")}
-    return Engine(names()["update_in_windows"](**named, **options))
+    return Engine(names()["update_in_windows"](memory, **options))
 
 
 def saving() -> Any:

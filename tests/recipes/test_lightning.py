@@ -215,7 +215,7 @@ def test_lengths_are_logged():
     trainer = fit(model, max_epochs=1, callbacks=[names()["SegmentLengths"]()])
     _, lengths = by_hand(1)
     logged = trainer.callback_metrics
-    assert float(logged["segment/length_epoch"]) == pytest.approx(np.mean(lengths))
+    assert float(logged["segment/mean"]) == pytest.approx(np.mean(lengths))
     assert float(logged["segment/longest"]) == max(lengths)
     assert float(logged["segment/weight"]) == pytest.approx(float(model.cut.law.links(lengths[-1])[1:].prod()))
 
