@@ -25,13 +25,22 @@ from artbp.train.checkpoints import Checkpoints, read
 from artbp.train.run_folder import Metrics
 
 context = multiprocessing.get_context("forkserver")
-context.set_forkserver_preload(["artbp.train.command", "artbp.train.dry_run", "artbp.train.session"])
+context.set_forkserver_preload(
+    [
+        "artbp.train.command",
+        "artbp.train.dry_run",
+        "artbp.train.session",
+        "artbp.ops.batched",
+        "torch._dynamo",
+        "torch._functorch.eager_transforms",
+    ]
+)
 
 # Everything that draws at random or remembers, in a run of a second or so.
 TINY = (
     *("--hidden", "6", "--layers", "2", "--dropout", "0.2", "--weight-dropout", "0.2", "--layer-norm"),
     *("--lanes", "4", "--mean", "6", "--window", "5", "--schedule", "cosine", "--clip", "0.5", "--optimizer", "adamw"),
-    *("--epochs", "3", "--log-every", "7", "--device", "cpu"),
+    *("--epochs", "2", "--log-every", "7", "--device", "cpu"),
 )
 OFTEN = ("--checkpoint-every", "0.02")
 
@@ -79,7 +88,7 @@ def outcome(folder: Path) -> dict[str, Any]:
         del summary[name]
     states = [read(Checkpoints(folder).folder / f"{name}.pt") for name in ("last", "best")]
     for state in states:
-        del state["seconds"]
+        del state["seconds"], state["config"]["corpus"]
     return {"rows": rows, "summary": summary, "states": [digest(state) for state in states]}
 
 
@@ -102,7 +111,7 @@ def in_two_parts(end: End, status: int = 1) -> str:
     return message
 
 
-# ---- in the process that is to fail -----------------------------------------------------------------------------------
+# ---- in the process that is to fail ----------------------------------------------------------------------------------
 
 
 def _child(arguments: list[str], there: Any, faults: dict[str, Any]) -> None:

@@ -65,9 +65,9 @@ def evaluate(
         with torch.no_grad():
             state = None
             while (rows := stream.take(CHUNK)) is not None:
-                between()
                 of_lanes, state = lane_losses(model, *rows, state)
                 nats += of_lanes.double().cpu()
+                between()
     finally:
         model.train(was_training)
     bits = torch.cat(group.gather(nats)) / math.log(2)  # (lanes,)

@@ -14,7 +14,6 @@ place of "seed", and a summary.json over all of them.
 
 from __future__ import annotations
 
-import errno
 import json
 import os
 import shutil
@@ -56,8 +55,9 @@ class Metrics:
         before = self.path.stat().st_size if self.path.exists() else 0
         try:
             with self.path.open("ab", buffering=0) as file:
-                if file.write(line) < len(line):
-                    raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+                rest = memoryview(line)
+                while rest:  # a disk that is filling up takes a part, and fails at the next
+                    rest = rest[file.write(rest) :]
         except OSError:
             with suppress(OSError):
                 os.truncate(self.path, before)  # no half a line, whoever reads the rows before the run goes on
