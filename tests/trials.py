@@ -12,6 +12,7 @@ import io
 import json
 import multiprocessing
 import os
+import random
 import signal
 import sys
 import time
@@ -25,16 +26,9 @@ from artbp.train.checkpoints import Checkpoints, read
 from artbp.train.run_folder import Metrics
 
 context = multiprocessing.get_context("forkserver")
-context.set_forkserver_preload(
-    [
-        "artbp.train.command",
-        "artbp.train.dry_run",
-        "artbp.train.session",
-        "artbp.ops.batched",
-        "torch._dynamo",
-        "torch._functorch.eager_transforms",
-    ]
-)
+_IMPORTS = ("artbp.train.command", "artbp.train.dry_run", "artbp.train.session", "artbp.ops.batched")
+# A second of imports more, which torch puts off to the first update.
+context.set_forkserver_preload([*_IMPORTS, "torch._dynamo", "torch._functorch.eager_transforms"])
 
 # Everything that draws at random or remembers, in a run of a second or so.
 TINY = (
@@ -43,6 +37,13 @@ TINY = (
     *("--epochs", "2", "--log-every", "7", "--device", "cpu"),
 )
 OFTEN = ("--checkpoint-every", "0.02")
+
+
+def write_text(path: Path, words: int = 120) -> Path:
+    """A made-up language, with an order to learn."""
+    generator, known = random.Random(0), ["the cat ", "sat on ", "a mat, ", "and then ", "it ran.\n"]
+    path.write_text("".join(generator.choice(known) for _ in range(words)), encoding="utf-8")
+    return path
 
 
 class End(NamedTuple):
