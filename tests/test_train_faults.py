@@ -40,7 +40,7 @@ def alone(text: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 def stopped(text: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """One that was stopped in its second pass, and so has all three checkpoints."""
     folder = tmp_path_factory.mktemp("stopped") / "run"
-    at = {"place": UPDATE, "numbers": [signal.SIGTERM], "call": 45}
+    at = {"place": UPDATE, "numbers": [signal.SIGTERM], "call": 50}
     assert train("--corpus", text, *TINY, "--out", folder, signal_at=at).status == 143
     assert {path.name for path in (folder / "checkpoints").iterdir()} == {"last.pt", "previous.pt", "best.pt"}
     return folder

@@ -125,6 +125,7 @@ def _child(arguments: list[str], there: Any, faults: dict[str, Any]) -> None:
     out, err = io.StringIO(), io.StringIO()
     status = 99
     with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err), _limited(faults.get("limit")):
+        os.environ.update(faults.get("environ", {}))
         for name in ("operation", "signal_at", "clock", "chdir"):
             if name in faults:
                 globals()[f"_{name}"](**faults[name])

@@ -209,13 +209,17 @@ def _refuse_to_clear_another(folder: Path) -> None:
 
 
 def _clear(folder: Path) -> None:
-    """Removes what `artbp train` writes, and nothing else; config.json last, so that this can be done again."""
+    """Removes what `artbp train` writes, and nothing else.
+
+    The folder's own config.json stays until another takes its place: a folder without one is nobody's to overwrite.
+    """
     for path in [*folder.glob("seed-*"), folder]:
         for name in _FOLDERS:
             if (path / name).exists():
                 shutil.rmtree(path / name)
         for name in _FILES:
-            (path / name).unlink(missing_ok=True)
+            if path != folder or name != "config.json":
+                (path / name).unlink(missing_ok=True)
         if path != folder and path.is_dir() and not any(path.iterdir()):
             path.rmdir()
 
