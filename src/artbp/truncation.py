@@ -254,9 +254,8 @@ class Truncation:
         self.generator.set_state(state["generator"].cpu())
 
     def _identity(self) -> str:
-        return re.sub(
-            r" at 0x[0-9a-fA-F]+", "", repr(self)
-        )  # of an object without a repr of its own: no two processes agree
+        # Of an object without a repr of its own no two processes name the same address.
+        return re.sub(r" at 0x[0-9a-fA-F]+", "", repr(self))
 
     def _draw(self) -> int:
         return int(self.law.sample((), generator=self.generator))
