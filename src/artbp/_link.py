@@ -208,13 +208,9 @@ def _apply(factor: Factor, dim: int, *leaves: Tensor) -> tuple[Tensor, ...]:
 def _scale(gradient: Tensor, factor: Factor, cut: Tensor | None) -> Tensor:
     """factor · gradient, exactly zero at the `cut`."""
     if gradient.dtype is torch.complex32:
-        return torch.view_as_complex(_scale(torch.view_as_real(gradient), factor, cut))
+        return torch.view_as_complex(_scale_low_precision(torch.view_as_real(gradient), factor))
     if gradient.dtype in _LOW_PRECISION:
         return _scale_low_precision(gradient, factor)
-    return _product(gradient, factor, cut)
-
-
-def _product(gradient: Tensor, factor: Factor, cut: Tensor | None) -> Tensor:
     product = gradient * factor
     if cut is None:
         return product
@@ -248,7 +244,7 @@ class _ScaleLowPrecision(torch.autograd.Function):
 
     @staticmethod
     def forward(gradient: Tensor, factor: Factor) -> Tensor:
-        return _round_stochastically(_product(gradient.float(), factor, _cut(factor)), gradient.dtype)
+        return _round_stochastically(_scale(gradient.float(), factor, _cut(factor)), gradient.dtype)
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
@@ -265,7 +261,7 @@ class _ScaleLowPrecision(torch.autograd.Function):
 
 def _scale_low_precision(gradient: Tensor, factor: Factor) -> Tensor:
     if torch.compiler.is_compiling():  # a Function within a backward is beyond torch.compile
-        return _round_stochastically(_product(gradient.float(), factor, _cut(factor)), gradient.dtype)
+        return _round_stochastically(_scale(gradient.float(), factor, _cut(factor)), gradient.dtype)
     function: Any = _ScaleLowPrecision
     scaled: Tensor = function.apply(gradient, factor)
     return scaled
