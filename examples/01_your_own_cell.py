@@ -1,7 +1,7 @@
 """Your own cell, with a state that is a dict: what the link asks of a model is one line.
 
-A teacher keeps two traces of a noisy input, one that forgets fast and one that forgets slowly, and says a mix of them. The
-cell below has the same form, and has to find the two decays, from a stream that never ends:
+A teacher keeps two traces of a noisy input, one that forgets fast and one that forgets slowly, and says a mix of them.
+The cell below has the same form, and has to find the two decays, from a stream that never ends:
 
     fast = a · fast + (1 - a) · x,        slow = b · slow + (1 - b) · x,        prediction = u · fast + v · slow.
 

@@ -76,8 +76,8 @@ def main() -> None:
         print(f"{name:16}{errors[name]:8.3f}", flush=True)
     short, artbp_error, long = errors.values()
     print(
-        f"What lies {LAG} steps back is out of truncation's sight (error {short:.2f}), not out of ARTBP's "
-        f"({artbp_error:.2f}), with graphs as long on average. Three times as long ones see it, too ({long:.2f})."
+        f"What lies {LAG} steps back is out of truncation's sight (error {short:.2f}), not out of ARTBP's with as\n"
+        f"many steps on average ({artbp_error:.2f}). Truncation over three times as many sees it, too ({long:.2f})."
     )
 
 

@@ -20,7 +20,6 @@ import argparse
 
 import torch
 from torch import nn
-from torch.nn import functional as F
 
 import artbp
 from artbp import diagnostics

@@ -13,7 +13,18 @@ up what it hears until it is told to begin anew.
 
 Expected output (10 seconds):
 
-OUTPUT
+    the layer inside           artbp.nn.GRU
+    the same parameters        True
+    the same names in a file   True
+    outputs differ by          0e+00
+    gradients under links by   1e-06
+
+      steps   wrong
+       3000   0.401
+       6000   0.117
+       9000   0.002
+      12000   0.001
+    Of the last quarter's parities 99.9% are right, by a model whose code was not touched.
 """
 
 import argparse
