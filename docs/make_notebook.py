@@ -13,6 +13,7 @@ from typing import Any
 PAGE = Path(__file__).parent / "start-here.md"
 BLOCK = re.compile(r"^```(python|text)\n(.*?)^```\n", re.DOTALL | re.MULTILINE)
 HERE = "This page is a notebook, too:\n[start-here.ipynb](start-here.ipynb)."
+ORIGIN = "It is made from [a page](start-here.md) of the documentation."
 
 
 def cells(page: str) -> list[dict[str, Any]]:
@@ -46,7 +47,7 @@ def lines(text: str) -> list[str]:
 
 def notebook(page: str) -> str:
     """The notebook of a page, as the file holds it."""
-    page = page.replace(HERE, "It is made from [a page](start-here.md) of the documentation.")
+    page = page.replace(HERE, ORIGIN)
     kernel = {"display_name": "Python 3", "language": "python", "name": "python3"}
     content = {
         "cells": cells(page),

@@ -19,7 +19,11 @@ its loss between 0.557 and 0.580.
 
 Expected output (10 seconds):
 
-OUTPUT
+                          first rate   last rate    loss
+    exact, 200 steps           1.556      0.0681   0.557
+    truncated, 10              1.375      0.0074   0.750
+    ARTBP, 10                  1.575      0.0712   0.557
+    Truncation ends at a rate 9 times too small, and its loss is 35% higher than the best; that of ARTBP 0%.
 """
 
 import argparse
