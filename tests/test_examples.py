@@ -117,7 +117,8 @@ def test_a_law_that_looks_at_the_state_is_unbiased_and_cheaper():
 def test_last_loops_do_where_the_input_is_told_anew_and_not_where_it_is_told_once():
     _, rows = printed("08")
     loss = {name: row[-1] for name, row in rows.items() if name.startswith("told")}
-    assert all(value < 0.05 for name, value in loss.items() if name.startswith("told anew"))
+    assert loss["told anew, exact"] < 0.05
+    assert loss["told anew, last 3"] < 0.05  # what the example says against us
     assert loss["told once, exact"] < loss["told once, ARTBP, mean 5"] + 0.02
     assert loss["told once, ARTBP, mean 5"] < 0.25
     assert loss["told once, last 3"] > loss["told once, ARTBP, mean 5"] + 0.2
