@@ -15,7 +15,8 @@
 The task is to say what was heard LAG steps ago, a sign, on a stream that never ends. With chunks of as many steps no
 gradient ever leads from what is said back to when it was heard; what truncated backpropagation learns it owes to what
 the LSTM happens to remember untrained. Segments that have as many steps *on average* are enough for ARTBP: now and then
-one is longer, and counts for more. An error of 1 is that of saying nothing. Over the seeds 0 to 9: SEEDS.
+one is longer, and counts for more. An error of 1 is that of saying nothing. Over the seeds 0 to 9
+truncation over five steps ended between 0.89 and 0.98, ARTBP below 0.001.
 
 Expected output (10 seconds):
 
