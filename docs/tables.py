@@ -236,6 +236,11 @@ def _ratio(row: dict[str, Any], name: str = "auto") -> float:
     return float(milliseconds / row["ms"]["torch.nn"])
 
 
+def _size(numbers: Iterable[Any]) -> str:
+    """Sizes, in one line however narrow the page is."""
+    return ",\u00a0".join(map(str, numbers))
+
+
 KINDS = {"fp32": "float32", "tf32": "TF32", "bf16": "bfloat16"}
 
 
@@ -245,7 +250,7 @@ def layers_h200() -> str:
     columns = [(layers, kind) for layers in (1, 2) for kind in KINDS]
     found = {(tuple(row["size"]), row["layers"], row["kind"]): _ratio(row) for row in _h200("fixed")}
     head = ["T, B, I, H", *KINDS.values(), *(f"2 layers, {name}" for name in KINDS.values())]
-    rows = [[", ".join(map(str, size)), *(f"{found[size, *column]:.2f}" for column in columns)] for size in sizes]
+    rows = [[_size(size), *(f"{found[size, *column]:.2f}" for column in columns)] for size in sizes]
     means = [geometric_mean(found[size, *column] for size in sizes) for column in columns]
     return markdown(head, [*rows, ["*geometric mean*", *(f"*{mean:.2f}*" for mean in means)]])
 
@@ -255,12 +260,12 @@ def layers_h200_floor() -> str:
     rows = {(tuple(row["size"]), row["kind"]): row for row in _h200("fixed") if row["layers"] == 1}
     sizes = dict.fromkeys(size for size, _ in rows)
     names = ("auto", "floor", "loop")
-    head = ["T, B, I, H", *(f"{KINDS[kind]}: {name}" for kind in ("fp32", "tf32") for name in ("ours", *names[1:]))]
+    head = ["T, B, I, H", *(f"{KINDS[kind]}, {name}" for kind in ("fp32", "tf32") for name in ("ours", *names[1:]))]
     return markdown(
         head,
         [
             [
-                ", ".join(map(str, size)),
+                _size(size),
                 *(short(_ratio(rows[size, kind], name), 2) for kind in ("fp32", "tf32") for name in names),
             ]
             for size in sizes
@@ -275,7 +280,7 @@ def layers_h200_sampled() -> str:
         found.setdefault((tuple(row["size"]), row["lanes"]), {})[row["kind"]] = row["ratio"]
     head = ["L0, B, I, H", "links", *KINDS.values()]
     rows = [
-        [", ".join(map(str, size)), "per lane" if lanes else "shared", *(f"{ratios[kind]:.2f}" for kind in KINDS)]
+        [_size(size), "per lane" if lanes else "shared", *(f"{ratios[kind]:.2f}" for kind in KINDS)]
         for (size, lanes), ratios in found.items()
     ]
     means = [f"*{geometric_mean(ratios[kind] for ratios in found.values()):.2f}*" for kind in KINDS]
@@ -323,7 +328,7 @@ def layers_cpu() -> str:
     )
     rows = [
         [
-            f"{kind}, {size.replace('x', ', ')}",
+            f"{kind}, {_size(size.split('x'))}",
             torch_nn(kind, size),
             cell(kind, size, "shared"),
             cell(kind, size, "lanes"),
