@@ -220,6 +220,7 @@ def language_bias() -> str:
 def _language_in_words() -> Iterator[str]:
     found = load("language-bias/language-bias.json")
     yield f"over {found['steps']:,} steps and {found['model']['lanes']} lanes"
+    yield f"({found['bits']:.2f} bits)"
     yield f"differs by {found['data_deviation']:.0%} from one such stretch of text to another"
 
 
@@ -362,6 +363,57 @@ def memory() -> str:
         for name, length in lengths
     ]
     return markdown(head, rows)
+
+
+# The README
+
+
+@table
+def measured() -> str:
+    """The whole in a few lines, each with the page that has the rest."""
+    runs = _runs("")
+    truncated = {length: _loss(runs[f"TruncatedBPTT({length})"]) for length in (10, 100, 200)}
+    ours = _loss(runs["ARTBP(PowerLaw(mean=16, alpha=6))"])
+    language = load("language-bias/language-bias.json")
+    estimates = {row["estimator"]: row for row in language["rows"]}
+    bias = estimates["TruncatedBPTT(50, window=100)"]["bias"]
+    noise = estimates["ARTBP(PowerLaw(mean=50, alpha=4), window=100)"]["deviation"]
+    single = [row for row in _h200("fixed") if row["layers"] == 1]
+    gpu = {kind: geometric_mean(_ratio(row) for row in single if row["kind"] == kind) for kind in KINDS}
+    cpu = [row["ratio"] for (kind, _, links), row in _cpu().items() if kind == "LSTM" and links == "shared"]
+    held = {row["window"]: row for row in load("memory/memory.json")["rows"] if row["segment"] == "longest of 1,570"}
+    whole, windows = (held[window]["bytes"] / 2**20 for window in (None, 64))
+    pages = "docs/{}.md".format
+    rows = [
+        [
+            "Influence balancing, average loss over 100,000 steps",
+            f"truncated BPTT over 10, 100, 200 steps: {truncated[10]}, {truncated[100]}, {truncated[200]}; "
+            f"ARTBP, 16 on average, five seeds: {ours}",
+            f"[Experiments]({pages('experiments')})",
+        ],
+        [
+            f"Gradient of a character model, Penn Treebank, {language['steps']:,} steps",
+            f"truncated BPTT(50): {bias:.1%} bias; ARTBP, mean 50: {noise:.1%} noise, no bias; "
+            f"from text to text it differs by {language['data_deviation']:.0%}",
+            f"[Questions]({pages('faq')})",
+        ],
+        [
+            "LSTM with links on an H200, time over torch.nn's (cuDNN)",
+            ", ".join(f"{KINDS[kind]} {ratio:.2f}" for kind, ratio in gpu.items()) + " (means over eight sizes)",
+            f"[Speed]({pages('speed')})",
+        ],
+        [
+            "LSTM with links on one CPU core, time over torch.nn's",
+            f"{min(cpu):.2f} to {max(cpu):.2f} over four sizes, random lengths",
+            f"[Speed]({pages('speed')})",
+        ],
+        [
+            "Memory of the longest of 1,570 segments of mean 50",
+            f"whole {short(whole)} MiB, `window=64` {short(windows)} MiB",
+            f"[Memory]({pages('memory')})",
+        ],
+    ]
+    return markdown(["", "measured", "more"], rows, left=3)
 
 
 def main() -> None:

@@ -16,8 +16,8 @@ import sys
 from pathlib import Path
 from typing import Any
 
-import site_pages
 import pytest
+import site_pages
 import tyro
 
 from artbp import cli
