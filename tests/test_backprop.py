@@ -87,6 +87,34 @@ def test_states_of_namedtuples_and_dataclasses(window):
     close(found, gradients(module))
 
 
+class Tagged(tuple):
+    """A tuple that is more than one."""
+
+    __slots__ = ()
+
+
+@pytest.mark.parametrize("window", [None, 1, 3])
+def test_states_of_other_tuples(window):
+    """torch.Size, what torch's functions return, and tuples of one's own stay what they are."""
+    module, inputs = Recurrent(), random(STEPS, 2, 2)
+
+    def cell(input_t, state):
+        tagged, size, best = state
+        assert type(tagged) is Tagged
+        assert type(size) is torch.Size
+        assert type(best) is torch.return_types.max
+        loss, hidden = module.one(input_t, tagged[0] + best.values[:, None])
+        return loss, (Tagged([hidden]), hidden.shape, hidden.max(1))
+
+    hidden = torch.zeros(2, 3, dtype=torch.float64)
+    start = (Tagged([hidden]), hidden.shape, hidden.max(1))
+    _, state = artbp.backprop(artbp.unroll(cell), inputs, start, LINKS, window=window)
+    assert [type(part) for part in state] == [type(part) for part in start]
+    found = gradients(module)
+    artbp.backprop(artbp.unroll(cell), inputs, start, LINKS)
+    close(found, gradients(module))
+
+
 @pytest.mark.parametrize("window", [None, 1, 2, 4])
 def test_no_initial_state(window):
     """A step that takes None at first, as torch.nn's layers do."""

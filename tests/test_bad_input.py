@@ -86,6 +86,33 @@ def test_links_of_the_wrong_shape(links):
     check(lambda: artbp.backprop(STEP, INPUTS, START, links), VALUES, r"3|\(6, 2, 1\)|factor", r"lane|\(T|\(B")
 
 
+@pytest.mark.parametrize("window", [None, 2])
+@pytest.mark.parametrize(
+    ("links", "what"),
+    [
+        ([1.0] * 6, r"links are \[1\.0.*list"),
+        (np.ones(6), r"links are array.*ndarray"),
+        (2.0, r"links are 2\.0.*float"),
+        (torch.ones(6, requires_grad=True), r"links.*requires grad"),
+        (torch.ones(6, 2, requires_grad=True), r"links.*requires grad"),
+        (torch.ones(6, 2, dtype=torch.complex64), r"links.*complex64"),
+    ],
+)
+def test_links_of_another_kind(links, what, window):
+    check(
+        lambda: artbp.backprop(STEP, INPUTS, START, links, window=window),
+        VALUES,
+        what,
+        r"Pass links \(T,\)|links\.detach\(\)",
+    )
+
+
+@pytest.mark.parametrize("inputs", [np.ones((6, 2)), [1.0, 2.0], "text"], ids=["array", "numbers", "text"])
+@pytest.mark.parametrize("links", [None, torch.ones(6)])
+def test_inputs_without_a_tensor_are_not_taken_whole_in_every_step(inputs, links):
+    check(lambda: artbp.backprop(STEP, inputs, START, links), VALUES, r"inputs are.*no tensor", r"from_numpy.*None")
+
+
 def test_nothing_to_go_by():
     check(lambda: artbp.backprop(STEP, None, START), VALUES, r"inputs.*links|None", r"links|inputs")
 
@@ -119,6 +146,14 @@ def test_a_loss_that_is_no_tensor_or_needs_no_gradient(window):
         r"grad|parameter",
         r"requires_grad|no_grad|parameter",
     )
+
+
+@pytest.mark.parametrize("window", [None, 2])
+def test_inference_mode_records_nothing(window):
+    with torch.inference_mode():
+        check(
+            lambda: artbp.backprop(STEP, INPUTS, START, window=window), RuntimeError, r"requires grad", r"inference_mode"
+        )
 
 
 @pytest.mark.parametrize("window", [None, 2])

@@ -118,6 +118,34 @@ def test_a_hazard_from_the_state_is_checked_as_well():
     )
 
 
+@pytest.mark.parametrize("hazard", [1.0, 1.5, -0.25, math.nan])
+@pytest.mark.parametrize("options", [{}, {"cap": 3}, {"compensate": False}], ids=["plain", "cap", "bare"])
+def test_a_law_that_owns_up_to_its_bias_is_checked_as_well(options, hazard):
+    """Only a cap's own cut is certain; a negative hazard would make links below one."""
+
+    class Looks(artbp.Law):
+        needs_state = True
+        unbiased = False
+
+        def hazard(self, age, state):
+            return state
+
+    stepping = cut(Looks(), **options)
+    stepping.step(0.5)
+    check(lambda: stepping.step(hazard), VALUES, f"hazard.*{hazard}", r"\[0, 1\).*Fixed")
+
+
+def test_a_cap_cuts_a_law_that_looks_at_the_state():
+    class Looks(artbp.Law):
+        needs_state = True
+
+        def hazard(self, age, state):
+            return 0.0
+
+    stepping = cut(Looks(), cap=3)
+    assert [stepping.step() for _ in range(7)] == [0.0, 1.0, 1.0, 0.0, 1.0, 1.0, 0.0]
+
+
 def test_a_law_that_is_no_law():
     check(lambda: artbp.Truncation(50), VALUES, r"50|int", r"hazard|Law|Fixed|PowerLaw")
     check(lambda: artbp.Truncation(object()), VALUES, r"object", r"hazard|Law")

@@ -260,6 +260,67 @@ def test_retention_of_cuts(law, lag):
     assert artbp.Truncation(law, seed=0, block=3).retention(lag) == pytest.approx(1.0, abs=1e-12)
 
 
+@pytest.mark.parametrize("block", [1, 7])
+@pytest.mark.parametrize("law", ["power", "power_heavy", "power_sharp", "geometric", "tabulated", "custom"])
+def test_long_caps_and_lags_are_the_sums(law, block):
+    """Beyond some thousand steps the sums are closed forms; they must go on where adding one by one ends."""
+    law, cap = FINITE[law](), 7 * 4000
+    survival = brute(law, 3 * cap)
+    rounded = survival[np.arange(len(survival)) // block * block]  # P(rounded > n)
+    capped = artbp.Truncation(law, seed=0, cap=cap, block=block)
+    assert capped.mean == pytest.approx(rounded[:cap].sum(), rel=1e-11)
+    bare = artbp.Truncation(law, seed=0, compensate=False, block=block)
+    for lag in (4095, 4096, 4097, 4103, 20_001, cap + 5):
+        assert capped.retention(lag) == pytest.approx(rounded[: max(0, cap - lag)].sum() / capped.mean, rel=1e-9)
+        kept = max(0.0, 1 - rounded[:lag].sum() / bare.mean)
+        assert bare.retention(lag) == pytest.approx(kept, rel=1e-7, abs=1e-9)
+
+
+@pytest.mark.parametrize("block", [1, 10])
+@pytest.mark.parametrize(
+    "law",
+    [
+        lambda: power_law(1e6, 2.01),
+        lambda: artbp.PowerLaw(mean=50, alpha=4),
+        lambda: artbp.Geometric(mean=1e6),
+        lambda: artbp.Tabulated([0.0, 0.1, 1e-6]),
+        lambda: artbp.Fixed(10**12),
+        artbp.Never,
+    ],
+)
+def test_nothing_is_summed_one_by_one_to_a_cap_of_1e10(law, block):
+    """An array of that length would take 80 GB."""
+    law, cap = law(), 10**10
+    capped = artbp.Truncation(law, seed=0, cap=cap, block=block)
+    assert 1 <= capped.mean <= min(cap, artbp.Truncation(law, seed=0, block=block).mean) * (1 + 1e-12)
+    bare = artbp.Truncation(law, seed=0, compensate=False, block=block)
+    for cut in (capped, bare, artbp.Truncation(law, seed=0, cap=cap, block=block, compensate=False)):
+        first, second, third = (cut.retention(lag) for lag in (3, 10**9, 9 * 10**9))
+        assert 1 >= first >= second >= third >= 0
+
+
+def test_a_heavy_tail_capped_far_out():
+    """E[min(L, n)] = L0 - S(n) ((α-2) L0 + n)/(α-2), here with S(n) by Stirling: Γ(B+n)/Γ(A+B+n) ~ n^-A."""
+    mean, alpha, n = 1e6, 2.01, 10**10
+    a, b = alpha - 1, (alpha - 2) * (mean - 1)
+    survival = math.exp(math.lgamma(a + b) - math.lgamma(b) - a * math.log(n + b + (a - 1) / 2))
+    expected = mean - survival * ((alpha - 2) * mean + n) / (alpha - 2)
+    assert artbp.Truncation(power_law(mean, alpha), seed=0, cap=n).mean == pytest.approx(expected, rel=1e-6)
+
+
+@pytest.mark.parametrize(
+    "law", [artbp.PowerLaw(mean=6, alpha=4), artbp.Geometric(mean=4), artbp.Tabulated([0.1, 0.2]), artbp.Fixed(3)]
+)
+def test_no_length_is_infinite_or_lies_between_whole_numbers(law):
+    assert law.survival(math.inf) == pytest.approx(0.0, abs=1e-30)
+    assert law.pmf(math.inf) == pytest.approx(0.0, abs=1e-30)
+    assert law.pmf(-math.inf) == law.pmf(2.5) == 0.0
+    assert law.survival(2.5) == law.survival(2)
+    for function in (law.survival, law.pmf):
+        with pytest.raises(ValueError, match=r"nan.*Pass"):
+            function(math.nan)
+
+
 # ---- draws -----------------------------------------------------------------------------------------------------------
 
 

@@ -1,5 +1,6 @@
 """Truncation: the same cuts at every altitude; options, streams, whole sequences, lanes and resets."""
 
+import dataclasses
 import math
 import time
 import warnings
@@ -152,6 +153,23 @@ def test_streams_that_are_taken_from(law, ending):
         assert torch.equal(torch.cat([inputs["x"] for inputs, _ in yielded]), stream.data)
         assert all(len(inputs["y"][0]) == len(links) > 0 for inputs, links in yielded)
         assert torch.cat([links for _, links in yielded]).tolist() == steps(make(law), total)
+
+
+@dataclasses.dataclass
+class Holds:
+    """A stream that is a tree of tensors as well: its own `take` is what it means."""
+
+    data: torch.Tensor
+    position: int = 0
+
+    def take(self, n):
+        self.position += n
+        return self.data[self.position - n : self.position] * 2.0
+
+
+def test_a_dataclass_that_is_a_stream():
+    yielded = [inputs for inputs, _ in make("fixed").segments(Holds(torch.arange(10.0)))]
+    assert torch.equal(torch.cat(yielded), 2.0 * torch.arange(10.0))
 
 
 def test_streams_that_are_trees_of_tensors():

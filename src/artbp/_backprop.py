@@ -66,6 +66,8 @@ def backprop(
         (tensor(6.), tensor(3.), tensor(4.2500))
     """
     T = count_steps(inputs, links)
+    if torch.is_inference_mode_enabled():
+        raise no_gradient()
     if window is not None:
         window = positive_integer(window, "backprop(window)")
     if window is None or window >= T:

@@ -45,7 +45,7 @@ class _InBlocks(_Derived):
     """A law's lengths, rounded up to a multiple of `block`: all hazard gathers at the blocks' ends."""
 
     def __init__(self, law: Law, block: int) -> None:
-        self.law, self.block = law, block
+        self.law, self.block, self._near = law, block, law._near
 
     def __repr__(self) -> str:
         return f"{self.law!r} in blocks of {self.block}"
@@ -56,7 +56,7 @@ class _InBlocks(_Derived):
 
     @property
     def mean(self) -> float:
-        return self.law._mean_in_blocks(self.block)
+        return self.law._tail(0, self.block)
 
     def _hazards(self, last: int) -> Array:
         blocks = last // self.block
@@ -67,6 +67,11 @@ class _InBlocks(_Derived):
 
     def _survival(self, n: Array) -> Array:
         return self.law._survival(np.maximum(n, 0) // self.block * self.block)
+
+    def _tail(self, first: float, block: int) -> float:
+        ahead = -first % self.block  # steps to the next end of a block
+        end = first + ahead
+        return self.law._tail(end, self.block) + ahead * float(self.law._survival(np.array(float(end - self.block))))
 
     def _sample(self, shape: tuple[int, ...], generator: torch.Generator) -> Tensor:
         return (self.law._sample(shape, generator) + self.block - 1) // self.block * self.block
@@ -83,16 +88,19 @@ class _Capped(_Derived):
 
     def hazard(self, age: Any, *state: Any) -> Any:
         if self.needs_state:
-            return 1.0 if age >= self.cap else check_hazard(self.law.hazard(age, *state), age, self.law)
+            return 1.0 if self._is_certain(age) else check_hazard(self.law.hazard(age, *state), age, self.law)
         return super().hazard(age)
 
     @property
     def unbiased(self) -> bool:
         return False
 
+    def _is_certain(self, age: int) -> bool:
+        return age >= self.cap
+
     @property
     def mean(self) -> float:
-        return float(self._limited_mean(np.array(float(self.cap))))
+        return float(self.law._limited_mean(np.array(float(self.cap))))
 
     def _hazards(self, last: int) -> Array:
         inside = self.law._hazards(min(last, self.cap - 1))
@@ -100,6 +108,9 @@ class _Capped(_Derived):
 
     def _survival(self, n: Array) -> Array:
         return np.where(n < self.cap, self.law._survival(np.minimum(n, self.cap)), 0.0)
+
+    def _limited_mean(self, n: Array) -> Array:
+        return self.law._limited_mean(np.minimum(n, self.cap))
 
     def _retention(self, lag: Array) -> Array:
         # Over `lag` edges from position i the links multiply to S(i)/S(i+lag), and survive with probability S(i+lag).

@@ -28,11 +28,24 @@ def write_bytes(path: Path, content: bytes) -> None:
     try:
         with os.fdopen(handle, "wb") as file:
             file.write(content)
+            file.flush()
+            os.fsync(file.fileno())  # or a power cut might leave the new name with nothing behind it
         os.chmod(temporary, 0o644)  # mkstemp makes files that nobody else may read
         os.replace(temporary, path)
     except BaseException:
         os.unlink(temporary)
         raise
+
+
+def sync(folder: Path) -> None:
+    """Puts new names in the folder on the disk too, where a folder can be opened at all (not on Windows)."""
+    if os.name != "posix":
+        return
+    handle = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)
 
 
 def write_json(path: Path, value: Any) -> None:

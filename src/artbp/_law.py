@@ -48,7 +48,7 @@ class Law(ABC):
     @property
     def mean(self) -> float:
         """The mean length of a segment."""
-        return self._mean_in_blocks(1)
+        return self._tail(0, 1)
 
     @property
     def variance(self) -> float:
@@ -61,11 +61,13 @@ class Law(ABC):
 
     def survival(self, n: Any) -> Any:
         """P(length > n)."""
-        return elementwise(lambda n: self._survival(np.floor(n)), n)
+        return elementwise(lambda n: self._survival(_whole(n)), n)
 
     def pmf(self, n: Any) -> Any:
         """P(length = n)."""
-        return elementwise(lambda n: np.where(n < 1, 0.0, self._pmf(np.maximum(n, 1))), n)
+        return elementwise(
+            lambda n: np.where((n < 1) | (n != np.floor(n)), 0.0, self._pmf(np.maximum(_whole(n), 1))), n
+        )
 
     def sample(self, shape: Sequence[int] | int = (), *, generator: torch.Generator | None = None) -> Tensor:
         """Independent lengths, int64; without a generator from one of their own, never the global one."""
@@ -93,6 +95,8 @@ class Law(ABC):
 
     # What is derived. A law with closed forms overrides these; `n` is a float array of whole numbers.
 
+    _near = 2 * _LONGEST_TABLE  # up to here survivals are summed one by one, and beyond it by `_tail`
+
     def _hazards(self, last: int) -> Array:
         """hazard(1..last), checked; each age of a law of the user's is asked for once."""
         if self.needs_state:
@@ -101,10 +105,7 @@ class Law(ABC):
                 "comes later depends on states that do not exist yet. Step it: Truncation(law).step(state)."
             )
         if last > 2 * _LONGEST_TABLE:
-            raise ValueError(
-                f"{self!r} is asked for what happens after {last:,} steps: a law without closed forms is tabulated, up "
-                f"to {2 * _LONGEST_TABLE:,}. Override _survival, or use PowerLaw or Tabulated, which have one."
-            )
+            raise self._too_far(last)
         known: Array = self.__dict__.get("_known_hazards", np.empty(0))
         if last > len(known):
             ages = range(len(known) + 1, max(last, min(2 * len(known), _LONGEST_TABLE)) + 1)
@@ -125,11 +126,17 @@ class Law(ABC):
     def _retention(self, lag: Array) -> Array:
         return np.ones_like(lag)
 
+    def _is_certain(self, age: int) -> bool:
+        """Whether the cut at that age is one that no link makes up for, for which alone a hazard may be one."""
+        return False
+
     def _limited_mean(self, n: Array) -> Array:
         """E[min(length, n)] = S(0) + … + S(n-1)."""
-        n = np.maximum(n, 0)
-        sums: Array = np.append(0.0, self._survival(np.arange(n.max(initial=0))).cumsum())[n.astype(np.int64)]
-        return sums
+        near = np.clip(n, 0, self._near)
+        sums = np.append(0.0, self._survival(np.arange(near.max(initial=0))).cumsum())
+        far = [self._tail(self._near, 1) - self._tail(age, 1) if age > self._near else 0.0 for age in n.flat]
+        limited: Array = sums[near.astype(np.int64)] + np.reshape(far, n.shape)
+        return limited
 
     def _sample(self, shape: tuple[int, ...], generator: torch.Generator) -> Tensor:
         """The first age at which the summed hazard -log(1-c) passes an exponential variate: one variate a length."""
@@ -141,13 +148,21 @@ class Law(ABC):
         lengths = np.searchsorted(spent, budget, side="right") + 1
         return torch.from_numpy(np.asarray(np.where(lengths > last, FOREVER, lengths)))
 
-    def _mean_in_blocks(self, block: int) -> float:
-        """The mean of the length rounded up to a multiple of `block`: block · Σ S(m · block)."""
+    def _tail(self, first: float, block: int) -> float:
+        """block · Σ S(first + m · block) over m >= 0; for first = 0 the mean of the length rounded up to blocks."""
+        if first:
+            raise self._too_far(int(first))
 
         def head(survival: Array) -> float:
             return float(block * survival[::block].sum())
 
         return self._summed("mean", 1, head, block)
+
+    def _too_far(self, last: int) -> ValueError:
+        return ValueError(
+            f"{self!r} is asked for what happens after {last:,} steps: a law without closed forms is tabulated, up to "
+            f"{2 * _LONGEST_TABLE:,}. Override _survival, or use PowerLaw or Tabulated, which have one."
+        )
 
     def _summed(self, moment: str, power: int, head: Callable[[Array], float], block: int = 1) -> float:
         """A sum over the survival, of order n^(power-1) · S(n), to where it no longer changes.
@@ -269,6 +284,12 @@ def elementwise(function: Callable[[Array], Any], n: Any) -> Any:
     array = np.asarray(n, dtype=np.float64)
     value = function(array)
     return value if array.ndim else float(value)
+
+
+def _whole(n: Array) -> Array:
+    if np.isnan(n).any():
+        raise ValueError("a length of nan steps has no probability: lengths are whole numbers. Pass an int such as 50.")
+    return np.clip(np.floor(n), -1, FOREVER)
 
 
 def ages(age: Array) -> Array:

@@ -16,6 +16,13 @@ Cell = Callable[[Any, Any], tuple[Tensor, Any]]
 
 def count_steps(inputs: Any, links: Tensor | None) -> int:
     T = _tree.length(inputs)
+    _check_kind(links)
+    if T is None and inputs is not None:
+        raise TypeError(
+            f"inputs are {_tree.structure(inputs)}, in which there is no tensor to take time steps from. Pass tensors "
+            "(T, …) in any tree (torch.from_numpy makes one), or None where only the links say how many steps there "
+            "are."
+        )
     if T is None:
         if links is None:
             raise ValueError(
@@ -34,6 +41,19 @@ def count_steps(inputs: Any, links: Tensor | None) -> int:
             "inputs hold no steps (their dimension 0 is empty), so there is no loss. Stop at a stream's end."
         )
     return T
+
+
+def _check_kind(links: Any) -> None:
+    if links is None:
+        return
+    if not isinstance(links, Tensor):
+        raise TypeError(
+            f"links are {links!r}, a {type(links).__name__}: they are a tensor with one number a step. Pass links (T,) "
+            "or (T, B), such as torch.tensor([0.0, 1.25]) or what artbp.Truncation draws."
+        )
+    if links.is_complex() or links.requires_grad:
+        what = f"a {links.dtype} tensor" if links.is_complex() else "a tensor that requires grad"
+        raise ValueError(f"links are {what}: weights are real numbers, and constants. Pass links.detach(), in float64.")
 
 
 def _check_lanes(links: Tensor | None) -> None:

@@ -61,10 +61,11 @@ def _replace(tree: Any, leaves: Iterator[Tensor], fresh: bool) -> Any:
     if children is None:
         return tree
     changed = [_replace(child, leaves, fresh) for child in children]
-    if not fresh and all(map(operator.is_, changed, children)):
+    # A tuple cannot be changed, so that one whose parts stay stays, however fresh; torch.Size is such a one.
+    if (not fresh or isinstance(tree, tuple)) and all(map(operator.is_, changed, children)):
         return tree
     if isinstance(tree, tuple):
-        return type(tree)(*changed) if hasattr(tree, "_fields") else tuple(changed)
+        return tree._make(changed) if hasattr(tree, "_make") else type(tree)(changed)
     if type(tree) is list:
         return changed
     if type(tree) is dict:

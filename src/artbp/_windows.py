@@ -41,7 +41,7 @@ class Windows:
             self.states.append(self.forward(k))
         with self.boundary:
             loss, final, gradients = self.backward(last, [], scale)
-            losses, final = [loss], self.kept(last, final)
+            losses = [loss]
             with self.replay.replaying():
                 for k in reversed(range(last)):
                     self.replay.rewind(k)
@@ -91,7 +91,10 @@ class Windows:
     def backward(
         self, k: int, arriving: list[Tensor | None], scale: float | Tensor
     ) -> tuple[Tensor, Any, list[Tensor | None]]:
-        """Runs window k with its graph; returns its loss, its state, and the gradients of the state that came in."""
+        """Runs window k with its graph; returns its loss, its state, and the gradients of the state that came in.
+
+        Nothing that is returned holds on to the graph, which would live on beside the next window's.
+        """
         inputs, links = self.window(k)
         state = self.states[k]
         newest = newest_node()
@@ -114,7 +117,7 @@ class Windows:
         for whole, gradient in zip(self.input_gradients, gradients, strict=False):
             if whole is not None and gradient is not None:
                 whole[self.starts[k] : self.ends[k]] = gradient
-        return wide(loss.detach()), after, gradients[len(taken) :]
+        return wide(loss.detach()), self.kept(k, after), gradients[len(taken) :]
 
 
 def _carries_gradient(leaf: Tensor) -> bool:

@@ -52,6 +52,8 @@ from artbp._law import (
 
 __all__ = ["Fixed", "Geometric", "Law", "Never", "PowerLaw", "Tabulated"]
 
+_FEW = 4096  # survivals to sum where there is a closed form: it is for the many, and loses digits on the few
+
 
 class Never(Law):
     """No cut ever: all links one, which is backpropagation through time.
@@ -84,8 +86,8 @@ class Never(Law):
     def _sample(self, shape: tuple[int, ...], generator: torch.Generator) -> Tensor:
         return torch.full(shape, FOREVER)
 
-    def _mean_in_blocks(self, block: int) -> float:
-        return math.inf
+    def _limited_mean(self, n: Array) -> Array:
+        return np.maximum(n, 0)
 
 
 class Fixed(Law):
@@ -138,6 +140,9 @@ class Fixed(Law):
     def _sample(self, shape: tuple[int, ...], generator: torch.Generator) -> Tensor:
         return torch.full(shape, self.length)
 
+    def _limited_mean(self, n: Array) -> Array:
+        return np.clip(n, 0, self.length)
+
     def __repr__(self) -> str:
         return f"Fixed({self.length})"
 
@@ -152,6 +157,8 @@ class Geometric(Law):
         >>> Geometric(mean=4).links(3).tolist(), Geometric(mean=4).variance
         ([0.0, 1.3333333333333333, 1.3333333333333333], 12.0)
     """
+
+    _near = _FEW
 
     def __init__(self, mean: float) -> None:
         mean = real(mean, "Geometric(mean)")
@@ -190,8 +197,8 @@ class Geometric(Law):
     def _sample(self, shape: tuple[int, ...], generator: torch.Generator) -> Tensor:
         return geometric(torch.full(shape, -math.log1p(-1 / self.mean), dtype=torch.float64), generator)
 
-    def _mean_in_blocks(self, block: int) -> float:
-        return _geometric_tail(1 / self.mean, block)
+    def _tail(self, first: float, block: int) -> float:
+        return float(self._survival(np.array(float(first)))) * _geometric_tail(1 / self.mean, block)
 
 
 class PowerLaw(Law):
@@ -215,6 +222,8 @@ class PowerLaw(Law):
         >>> law.hazard(1), law.mean, law.variance
         (0.07692307692307693, 16.0, 400.0)
     """
+
+    _near = _FEW
 
     def __init__(self, mean: float, alpha: float) -> None:
         mean, alpha = real(mean, "PowerLaw(mean)"), real(alpha, "PowerLaw(alpha)")
@@ -273,8 +282,11 @@ class PowerLaw(Law):
         x, y = torch._standard_gamma(shapes, generator=generator).unbind(-1)
         return geometric(torch.log1p(x / y), generator)
 
-    def _mean_in_blocks(self, block: int) -> float:
-        return self.mean if block == 1 else mean_in_blocks(self._a, self._b, block)
+    def _tail(self, first: float, block: int) -> float:
+        # What has lasted `first` steps goes on with p ~ Beta(a, b + first).
+        b = self._b + first
+        rest = (self._origin + first) / (self.alpha - 2) if block == 1 else mean_in_blocks(self._a, b, block)
+        return float(self._survival(np.array(float(first)))) * rest
 
 
 class Tabulated(Law):
@@ -284,6 +296,8 @@ class Tabulated(Law):
         >>> Tabulated([0.0, 0.5]).mean
         3.0
     """
+
+    _near = _FEW
 
     def __init__(self, hazards: Sequence[float] | Tensor) -> None:
         values = np.asarray(hazards, dtype=np.float64)
@@ -333,9 +347,9 @@ class Tabulated(Law):
         beyond = ((budget - spent[-1]) / -math.log1p(-self.hazards[-1])).floor().clamp(0, FOREVER)
         return torch.searchsorted(spent, budget, right=True) + 1 + beyond.long()
 
-    def _mean_in_blocks(self, block: int) -> float:
-        blocks = -(-len(self.hazards) // block)
-        head = self._survival(block * np.arange(blocks + 1.0))
+    def _tail(self, first: float, block: int) -> float:
+        blocks = max(0, math.ceil((len(self.hazards) - first) / block))
+        head = self._survival(first + block * np.arange(blocks + 1.0))
         return float(block * head[:-1].sum() + head[-1] * _geometric_tail(self.hazards[-1], block))
 
 

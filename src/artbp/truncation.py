@@ -122,7 +122,8 @@ class Truncation:
         if self._age:
             # Cut where the summed hazard -log(1-c) passes an exponential variate: probability c, given the past.
             hazard = self.law.hazard(self._age, state)
-            hazard = float(hazard) if not self.law.unbiased else check_hazard(hazard, self._age, self.law)
+            if not self.law._is_certain(self._age):
+                hazard = check_hazard(hazard, self._age, self.law)
             self._budget += math.log1p(-hazard) if hazard < 1 else -math.inf
             if self._budget > 0:
                 self._age += 1
@@ -156,7 +157,9 @@ class Truncation:
         `stream` is a tree of tensors (T, …), or anything with `take(n)`: the next n steps, fewer or none (None, or an
         empty tree) at its end. Saved between two segments, its position and this `state_dict` resume the run.
         """
-        take = _taker(stream) if _tree.tensors(stream) or not callable(getattr(stream, "take", None)) else stream.take
+        # A tensor has a `take` of another kind; a stream of the user's may be a dataclass that holds tensors.
+        own = None if isinstance(stream, Tensor) else getattr(stream, "take", None)
+        take = own if callable(own) else _taker(stream)
         while True:
             length = self._next_length()
             inputs = take(length)

@@ -99,7 +99,7 @@ class _Slots(Windows):
         loss, after, gradients = self.backward(first, gradients, 1.0)
         self.losses.append(loss)
         if live:
-            self.states[-1] = self.kept(first, after)
+            self.states[-1] = after
             self.stack.enter_context(self.replay.replaying())
         return gradients
 

@@ -1,11 +1,17 @@
 r"""Links as weights, for kernels that know no links, and the windows in which the weights stay inside float32.
 
-Inside a window let :math:`w_0 = 1,\; w_t = \prod_{1 \le k \le t} \lambda_k`. Then
+Inside a window let :math:`w_t = w_0 \prod_{1 \le k \le t} \lambda_k`. Then
 :math:`\delta'_t = w_t \tilde\delta_t` obeys the ordinary recursion for losses weighted by :math:`w_t`, and
 :math:`\partial L/\partial\theta = \sum_t (1/w_t)\, \delta'_t\, \partial F/\partial\theta`: a stock backward does it,
 given :math:`w_t\, \partial\ell_t`, :math:`x_t/w_t` and :math:`h_{t-1}/w_t`. A link of zero, and a product that leaves
 :math:`2^{\pm 32}`, begin a new window: its first link is the factor on the gradient that leaves it
 for the window before.
+
+With a link for each lane some lane is cut at almost every step, and windows that end at every cut would be too short for
+a kernel. :func:`coded_windows` writes such a cut as a factor :math:`2^{-48}` instead, and centres the weights of each
+lane by a power of two, so that a window holds some three cuts in every lane. What then crosses a cut is :math:`2^{-48}`
+of what lies behind it: lost in float32's rounding where the step before the cut has an adjoint of its own, a leak where
+it has none. The window says which steps those are; whoever uses it has to look (:mod:`artbp.ops.onednn`).
 """
 
 from __future__ import annotations
@@ -20,6 +26,8 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 LIMIT = 2.0**32  # a product beyond it, or below its inverse, splits the window: adjoints keep 2^-94 of room in float32
+CUT = 2.0**-48  # what stands for a zero in coded windows
+ROOM = 80.0  # log2 of a coded weight stays within ±ROOM: adjoints that begin near 2^8 keep 2^±38 on either side
 
 
 @dataclass(slots=True)
@@ -32,6 +40,7 @@ class Window:
     weights: Tensor | None  # w (n, 1, 1) or (n, B, 1); None where all are one
     inverse: Tensor | None  # 1 / w, float32 like the weights
     following: Tensor | None  # 1 / w of the next step, for what step t hands to step t+1; the last row is one
+    before: tuple[Tensor, Tensor] | None = None  # if coded: step (from first on) and lane before each cut
 
     def scale_entering(self, gradient: Tensor) -> Tensor:
         """edge · gradient, a new tensor, exactly zero where the edge is."""
@@ -42,34 +51,62 @@ class Window:
         return gradient if self.edge == 1.0 else gradient * self.edge
 
 
-_latest: tuple[weakref.ref[Tensor], int, torch.device, list[Window]] | None = None
+_latest: dict[bool, tuple[weakref.ref[Tensor], int, torch.device, list[Window]]] = {}
 
 
 def windows(links: Tensor, device: torch.device) -> list[Window]:
-    """The windows of float64 links (T,) or (T, B), with float32 weights on `device`.
+    """The windows of float64 links (T,) or (T, B), with float32 weights on `device`; no weight leaves 2^±32.
 
     The last answer is kept, for the layers of a stack ask for the same links one after the other.
     """
-    global _latest  # noqa: PLW0603 - one tuple, read and written whole, so that threads may race for it
-    latest = _latest
+    return _remembered(False, links, device)
+
+
+def coded_windows(links: Tensor, device: torch.device) -> list[Window]:
+    """As `windows`, but for links (T, B), whose cuts are coded as small factors; see the head of this module.
+
+    There w_0 is a power of two for each lane. The entering state is to be divided by it, as its edge already is.
+    """
+    return _remembered(links.dim() == 2, links, device)
+
+
+def _remembered(coded: bool, links: Tensor, device: torch.device) -> list[Window]:
+    latest = _latest.get(coded)  # one tuple, read and written whole, so that threads may race for it
     if latest is not None and latest[0]() is links and latest[1] == links._version and latest[2] == device:
         return latest[3]
-    found = []
     values = links.numpy()
-    for first, last, product in _spans(values):
-        edge = float(values[first]) if values.ndim == 1 else links[first].to(device, torch.float32).unsqueeze(1)
-        if product is None:
-            found.append(Window(first, last, edge, None, None, None))
-            continue
-        rows = np.empty((3, last - first, product.size // (last - first), 1), dtype=np.float32)
-        rows[0] = product.reshape(rows.shape[1:])
-        np.divide(1.0, rows[0], out=rows[1])
-        rows[2, :-1] = rows[1, 1:]
-        rows[2, -1] = 1.0
-        scales = torch.from_numpy(rows)
-        found.append(Window(first, last, edge, *(scales if device.type == "cpu" else scales.to(device)).unbind(0)))
-    _latest = weakref.ref(links), links._version, device, found
+    found = list(_coded(values, device)) if coded else [_window(values, *span, device) for span in _spans(values)]
+    _latest[coded] = weakref.ref(links), links._version, device, found
     return found
+
+
+def _window(
+    links: NDArray[np.float64], first: int, last: int, product: NDArray[np.float64] | None, device: torch.device
+) -> Window:
+    edge = float(links[first]) if links.ndim == 1 else _column(links[first], device)
+    return Window(first, last, edge, *_scales(product, device))
+
+
+def _column(values: NDArray[np.float64], device: torch.device) -> Tensor:
+    """(B,) as a float32 column (B, 1)."""
+    return torch.from_numpy(values).to(device, torch.float32).unsqueeze(1)
+
+
+def _scales(
+    product: NDArray[np.float64] | None, device: torch.device
+) -> tuple[Tensor, Tensor, Tensor] | tuple[None, None, None]:
+    """w, 1 / w, and 1 / w of the next step, each (n, 1 or B, 1)."""
+    if product is None:
+        return None, None, None
+    steps = len(product)
+    rows = np.empty((3, steps, product.size // steps, 1), dtype=np.float32)
+    rows[0] = product.reshape(rows.shape[1:])
+    np.divide(1.0, rows[0], out=rows[1])
+    rows[2, :-1] = rows[1, 1:]
+    rows[2, -1] = 1.0
+    scales = torch.from_numpy(rows)
+    w, inverse, following = (scales if device.type == "cpu" else scales.to(device)).unbind(0)
+    return w, inverse, following
 
 
 def _spans(links: NDArray[np.float64]) -> Iterator[tuple[int, int, NDArray[np.float64] | None]]:
@@ -87,4 +124,33 @@ def _spans(links: NDArray[np.float64]) -> Iterator[tuple[int, int, NDArray[np.fl
             low, high = product.min(), product.max()
         last = first + len(product)
         yield first, last, None if low == 1.0 == high else product
+        first = last
+
+
+def _coded(links: NDArray[np.float64], device: torch.device) -> Iterator[Window]:
+    """The coded windows of links (T, B): each as long as the weights of its most restless lane allow."""
+    cut = links == 0.0
+    factors = np.where(cut, CUT, links)
+    bits = np.log2(factors)
+    first, length = 0, len(links)
+    while first < length:
+        height = bits[first:].copy()
+        height[0] = 0.0
+        np.add.accumulate(height, axis=0, out=height)
+        high, low = np.maximum.accumulate(height, axis=0), np.minimum.accumulate(height, axis=0)
+        outside = ((high - low) > 2 * ROOM).any(axis=1)
+        last = first + int(outside.argmax()) if outside[-1] else length  # the range grows, so the last row knows
+        top, bottom = high[last - first - 1], low[last - first - 1]
+        edge = 0.0 if cut[first].all() else _column(links[first], device)
+        if not (top.any() or bottom.any()):
+            yield Window(first, last, edge, None, None, None)
+        else:
+            product = factors[first:last].copy()
+            product[0] = start = np.exp2(-np.round((top + bottom) / 2))
+            np.multiply.accumulate(product, axis=0, out=product)
+            if isinstance(edge, Tensor):
+                edge = _column(links[first] / start, device)
+            steps, lanes = np.nonzero(cut[first + 1 : last])
+            before = torch.from_numpy(steps).to(device), torch.from_numpy(lanes).to(device)
+            yield Window(first, last, edge, *_scales(product, device), before)
         first = last

@@ -28,6 +28,28 @@ def recurrence(mode: str, x: Tensor, hx: Tensors, weights: Weights, links: Tenso
     return y, tuple(final)
 
 
+def gradients(
+    mode: str, x: Tensor, hx: Tensors, weights: Weights, links: Tensor | None, incoming: Gradients
+) -> list[Tensor | None]:
+    """The gradients of x, hx and the weights for `incoming` ones of y and the final states: forward and backward anew.
+
+    What another path's backward returns where its own way would not be exact.
+    """
+    inputs = [None if tensor is None else tensor.detach() for tensor in (x, *hx, *weights)]
+    asked = [i for i, tensor in enumerate((x, *hx, *weights)) if tensor is not None and tensor.requires_grad]
+    for i in asked:
+        inputs[i].requires_grad_()
+    with torch.enable_grad():
+        y, final = recurrence(mode, inputs[0], tuple(inputs[1 : 1 + len(hx)]), tuple(inputs[1 + len(hx) :]), links)
+    arriving = [(output, gradient) for output, gradient in zip((y, *final), incoming, strict=True) if gradient is not None]
+    outputs, adjoints = zip(*arriving, strict=True)
+    found = torch.autograd.grad(outputs, [inputs[i] for i in asked], adjoints, allow_unused=True)
+    result: list[Tensor | None] = [None] * len(inputs)
+    for i, gradient in zip(asked, found, strict=True):
+        result[i] = gradient
+    return result
+
+
 class _Batched(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, mode: str, links: Tensor | None, states: int, *inputs: Any) -> Tensors:

@@ -13,7 +13,7 @@ from torch.autograd import forward_ad
 
 from artbp.ops import _probe, naive
 from artbp.ops._types import MODES, Path, Tensors, Weights
-from artbp.ops._weights import windows
+from artbp.ops._weights import Window, coded_windows, windows
 
 FLOATS = (torch.float64, torch.float32, torch.bfloat16, torch.float16)
 
@@ -26,7 +26,7 @@ class Problem:
     hidden: int  # H
     links: Tensor | None
 
-    def steps_a_window(self) -> float:
+    def steps_a_window(self, windows: Callable[[Tensor, torch.device], list[Window]]) -> float:
         """Steps for each window that a weighted kernel would be called for (see :mod:`artbp.ops._weights`)."""
         steps = self.x.shape[0]
         return steps if self.links is None else steps / len(windows(self.links, self.x.device))
@@ -45,7 +45,7 @@ def _fused_here(problem: Problem) -> bool:
 def _cudnn_here(problem: Problem) -> bool:
     from artbp.ops import cudnn
 
-    return problem.x.numel() > 0 and cudnn.available() and problem.steps_a_window() >= 8
+    return problem.x.numel() > 0 and cudnn.available() and problem.steps_a_window(windows) >= 8
 
 
 @dataclass(frozen=True)
@@ -95,7 +95,7 @@ TABLE = (
         (torch.float32, torch.bfloat16),
         ("LSTM",),
         projected=False,
-        pays=lambda problem: _onednn_enabled() and problem.x.numel() > 0 and problem.steps_a_window() >= 16,
+        pays=lambda problem: _onednn_enabled() and problem.x.numel() > 0 and problem.steps_a_window(coded_windows) >= 16,
         evidence="oneDNN's LSTM takes 0.4 to 1.1 of the batched path's time for one window of 64 steps, 0.75 to 1.0 at"
         " 8 steps a window, 0.9 to 1.7 at 4; windows of random lengths come out worse than equal ones.",
     ),

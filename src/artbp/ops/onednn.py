@@ -8,21 +8,30 @@ the weight gradient of a column of ones in x.
 
 Cost beside torch.nn's: four passes over tensors of the size of x or y where links differ from one, none where they are
 one throughout a window; a copy of y where there are several windows.
+
+With a link for each lane the windows are coded ones, in which a cut is a factor of 2^-48. The backward looks whether
+that is as good as a cut: whether all that arrives is finite and, just before every cut, within 2^-20 of the largest, so
+that what leaks is 2^-28 of what is there, below float32's resolution. Where it is not (a loss on the last step alone,
+inf or nan behind a cut), the batched path, whose cuts are exact zeros, computes the gradient instead: correct always,
+at three times the price then.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import Any
 
 import torch
 from torch import Tensor, constant_pad_nd
 
-from artbp.ops import naive
+from artbp.ops import batched, naive
 from artbp.ops._types import Gradients, Tensors, Weights, in_full_precision
-from artbp.ops._weights import Window, windows
+from artbp.ops._weights import Window, coded_windows
 
 _LSTM = 2  # oneDNN's number for it
+CONTRAST = 2.0**20  # how far below the largest adjoint the one before a coded cut may be
+LEVEL = 8  # log2 of what the largest adjoint is scaled to in a coded window, the middle of what its weights leave free
 
 
 def recurrence(mode: str, x: Tensor, hx: Tensors, weights: Weights, links: Tensor | None) -> tuple[Tensor, Tensors]:
@@ -37,7 +46,7 @@ class _Weighted(torch.autograd.Function):
     def forward(ctx: Any, links: Tensor, *inputs: Any) -> Tensors:
         ctx.set_materialize_grads(False)
         ctx.links = links
-        ctx.spans = spans = windows(links, inputs[0].device)
+        ctx.spans = spans = coded_windows(links, inputs[0].device)
         # The operators read raw memory.
         contiguous: list[Any] = [None if tensor is None else tensor.contiguous() for tensor in inputs]
         x, h, c, *weights = contiguous
@@ -61,9 +70,9 @@ class _Weighted(torch.autograd.Function):
     @in_full_precision
     def backward(ctx: Any, *incoming: Tensor | None) -> tuple[Tensor | None, ...]:
         inputs, (y, padded, *saved) = ctx.saved_tensors[:7], ctx.saved_tensors[7:]
+        x, hx = inputs[0], inputs[1:3]
         if torch.is_grad_enabled():
-            x, hx, weights = inputs[0], inputs[1:3], inputs[3:]
-            return None, *naive.gradients("LSTM", x, hx, weights, ctx.links, incoming)
+            return None, *naive.gradients("LSTM", x, hx, inputs[3:], ctx.links, incoming)
         weights = [None if weight is None else weight.contiguous() for weight in inputs[3:]]
         spans: list[Window] = ctx.spans
         whole = len(spans) == 1
@@ -76,16 +85,21 @@ class _Weighted(torch.autograd.Function):
             if arriving[0] is None and d_h is None and d_c is None:
                 parts.append(None)
                 continue
+            scale = _scale(window, arriving)
             ones = ctx.padded and window.weights is not None
-            d_x, d_h, d_c, *found = _backward(
-                window,
-                [padded, *weights[1:]] if ones else weights,
-                saved[5 * k : 5 * k + 5],
-                y if whole else y[window.first : window.last],
-                arriving,
-                ones,
-                ctx.needs_input_grad[1],
-            )
+            if scale is not None:
+                d_x, d_h, d_c, *found = _backward(
+                    window,
+                    [padded, *weights[1:]] if ones else weights,
+                    saved[5 * k : 5 * k + 5],
+                    y if whole else y[window.first : window.last],
+                    arriving,
+                    scale,
+                    ones,
+                    ctx.needs_input_grad[1],
+                )
+            if scale is None or (window.before is not None and not _finite(found)):
+                return None, *batched.gradients("LSTM", x, hx, inputs[3:], ctx.links, incoming)
             parts.append(d_x)
             total = found if total is None else [a.add_(b) for a, b in zip(total, found, strict=True)]
         if total is None:
@@ -116,12 +130,39 @@ def _forward(x: Tensor, h: Tensor, c: Tensor, weights: Sequence[Any]) -> Tensors
     return result
 
 
+def _scale(window: Window, incoming: Gradients) -> float | None:
+    """The power of two by which to multiply what arrives at a window; None where a coded cut would not be one."""
+    if window.before is None:
+        return 1.0
+    d_y = incoming[0]
+    sizes = [_size(gradient) for gradient in incoming if gradient is not None]
+    largest, least = max(sizes), math.inf
+    if len(window.before[0]):
+        least = 0.0 if d_y is None else float(d_y[window.before].abs().amax(1).min())
+    if not all(map(math.isfinite, sizes)) or least * CONTRAST < largest:
+        return None
+    if not 2.0**-64 <= largest <= 2.0**64:
+        return 1.0 if largest == 0.0 else None
+    return 2.0 ** min(40, max(-40, LEVEL - math.frexp(largest)[1]))
+
+
+def _size(gradient: Tensor) -> float:
+    """The largest of the absolute values; nan where one is."""
+    low, high = gradient.aminmax()
+    return max(-float(low), float(high))
+
+
+def _finite(gradients: Sequence[Tensor]) -> bool:
+    return math.isfinite(sum(float(gradient.sum()) for gradient in gradients))
+
+
 def _backward(
     window: Window,
     weights: Sequence[Any],
     saved: Sequence[Tensor],
     y: Tensor,
     incoming: Gradients,
+    scale: float,
     ones_column: bool,
     x_needed: bool,
 ) -> list[Any]:
@@ -132,6 +173,9 @@ def _backward(
     if w is not None and inverse is not None and following is not None:
         # Scaled in float32 and rounded once: mixed products are formed in float32.
         x = (x * inverse).to(x.dtype)
+        if window.before is not None:
+            h = (h * inverse[0]).to(h.dtype)
+            w, inverse = w * scale, inverse * (1.0 / scale)
         y = (y * following).to(y.dtype)
         d_y = None if d_y is None else d_y * w
         d_h = None if d_h is None else d_h * w[-1]
@@ -148,9 +192,13 @@ def _backward(
         d_x = None
     elif inverse is not None:
         d_x = d_x * inverse
-    if isinstance(window.edge, float) and window.edge == 0.0:
-        return [d_x, None, None, d_w_ih, d_w_hh, d_b]
-    return [d_x, window.scale_entering(d_h), window.scale_entering(d_c), d_w_ih, d_w_hh, d_b]
+    found = [d_w_ih, d_w_hh, d_b]
+    cut = isinstance(window.edge, float) and window.edge == 0.0
+    states = [None, None] if cut else [window.scale_entering(d_h), window.scale_entering(d_c)]
+    if scale != 1.0:
+        found = [gradient.mul_(1.0 / scale) for gradient in found]
+        states = [None if state is None else state.mul_(1.0 / scale) for state in states]
+    return [d_x, *states, *found]
 
 
 def _joined(parts: Sequence[Tensor | None], spans: Sequence[Window], x: Tensor) -> Tensor:

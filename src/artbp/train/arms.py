@@ -109,6 +109,13 @@ def method_name(config: dict[str, Any]) -> str:
     }[config["method"]]
 
 
+def window_name(config: dict[str, Any]) -> str:
+    """The window in few words; a segment that is never longer than it has none."""
+    window = config["window"]
+    shorter = config["method"] == "tbptt" and window >= config["length"]
+    return "no window" if not window or shorter else f"window={window}"
+
+
 def _read(folder: Path) -> Run:
     config, summary = read_config(folder), folder / "summary.json"
     return Run(
@@ -133,7 +140,7 @@ def _labels(firsts: list[Run]) -> list[str]:
     for run, name in zip(firsts, names, strict=True):
         parts = [name] if len(set(names)) > 1 else []
         if windows:
-            parts.append("no window" if run.config["window"] is None else f"window={run.config['window']}")
+            parts.append(window_name(run.config))
         parts += [_written(option, run.config.get(option)) for option in differing]
         if len({other.digest for other in firsts}) > 1:
             parts.append(_text(run))
@@ -151,11 +158,13 @@ def _windows_tell(firsts: list[Run], names: list[str]) -> bool:
     """Whether arms of one name are told apart by their windows."""
     seen: dict[str, set[Any]] = {}
     for run, name in zip(firsts, names, strict=True):
-        seen.setdefault(name, set()).add(run.config.get("window"))
+        seen.setdefault(name, set()).add(window_name(run.config))
     return any(len(windows) > 1 for windows in seen.values())
 
 
 def _written(option: str, value: Any) -> str:
+    if value is None:
+        return f"no {option}"
     return f"{option}={value:g}" if isinstance(value, float) else f"{option}={value}"
 
 

@@ -12,8 +12,10 @@ from typing import Any
 
 import torch
 
-from artbp._folder import FolderError
+from artbp._folder import FolderError, sync
+from artbp._version import __version__
 
+FORMAT = 1  # of what a run saves; to be raised when an older version could not go on with it, or this one with an older
 _MARK = b"sha256:"
 _COMMENT = len(_MARK) + 64
 
@@ -45,25 +47,44 @@ def decode(content: bytes, device: Any = "cpu") -> dict[str, Any]:
     return state
 
 
+def read(path: Path, device: Any = "cpu") -> dict[str, Any]:
+    """The state in the file; DamagedError where it is not what was written, FolderError where it is no use here."""
+    try:
+        state = decode(path.read_bytes(), device)
+    except OSError as error:
+        raise FolderError(f"{path} cannot be read: {error.strerror}.", "Make it readable, or restore it.") from None
+    written = state.get("format", FORMAT)
+    if written != FORMAT:
+        raise FolderError(
+            f"{path} was written by artbp {state.get('artbp')} in format {written}, and artbp {__version__} reads "
+            f"format {FORMAT}.",
+            f"Use artbp {state.get('artbp')} for this run, or start a new one with --out.",
+        )
+    return state
+
+
 class Checkpoints:
-    """The folder `checkpoints` of a run: last.pt, previous.pt (the one before it), and best.pt."""
+    """The folder `checkpoints` of a run: last.pt, previous.pt (the one before it), and best.pt.
+
+    A file appears under its name only when all of it is on the disk, and at every moment one whole checkpoint stands
+    under last.pt or previous.pt, so that neither a kill nor a full disk nor a power cut can leave the run without one.
+    """
 
     def __init__(self, run: Path) -> None:
         self.folder = run / "checkpoints"
 
     def save(self, state: dict[str, Any], *, best: bool = False) -> None:
         """Writes last.pt, after which the one before is previous.pt; with `best`, the same content as best.pt too."""
-        content = encode(state)
+        content = encode({**state, "format": FORMAT, "artbp": __version__, "torch": str(torch.__version__)})
         self.folder.mkdir(parents=True, exist_ok=True)
         if best:
             self._write("best.pt", content)
         last, previous = self.folder / "last.pt", self.folder / "previous.pt"
-        # At every moment one whole checkpoint stands under one of the two names.
         temporary = self._temporary("last.pt", content)
         if last.exists():
             os.replace(last, previous)
         os.replace(temporary, last)
-        _sync(self.folder)
+        sync(self.folder)
 
     def load(self, device: Any = "cpu") -> tuple[dict[str, Any] | None, list[str]]:
         """(the newest whole state or None where there is none yet, what there is to say about damaged ones)."""
@@ -73,25 +94,35 @@ class Checkpoints:
             if not path.exists():
                 continue
             try:
-                return decode(path.read_bytes(), device), notes
+                return read(path, device), notes
             except DamagedError as error:
                 notes.append(f"{path} is damaged: {error}.")
         if notes:
-            raise FolderError(
-                "\n".join(notes),
-                "There is no older one. Restore one of them from a copy, or start the run anew with --overwrite.",
-            )
+            raise FolderError("\n".join(notes), self._way_out())
         return None, notes
+
+    def take_up(self) -> tuple[dict[str, Any] | None, list[str]]:
+        """What `load` returns, for the process that is to write here: it tidies what the one before it left."""
+        found = self.load()
+        for path in self.folder.glob(".*.new"):
+            path.unlink()
+        if found[1]:
+            # Out of the way of the next checkpoint, which would put it in place of the whole one.
+            os.replace(self.folder / "last.pt", self.folder / "damaged.pt")
+            sync(self.folder)
+        return found
 
     def load_best(self, device: Any = "cpu") -> dict[str, Any]:
         """The checkpoint of the best evaluation, or the last one where there was no evaluation yet."""
         path = self.folder / "best.pt"
         if path.exists():
             try:
-                return decode(path.read_bytes(), device)
+                return read(path, device)
             except DamagedError as error:
                 raise FolderError(
-                    f"{path} is damaged: {error}.", "Pass --checkpoint last to take the last one instead."
+                    f"{path} is damaged: {error}.",
+                    "Restore it from a copy, pass --checkpoint last to take the last one instead (`artbp evaluate`, "
+                    "`sample` and `export` take it), or train anew.",
                 ) from None
         state, _ = self.load(device)
         if state is None:
@@ -100,6 +131,14 @@ class Checkpoints:
                 "Pass the folder of a run, as `artbp train` was told to write it with --out.",
             )
         return state
+
+    def _way_out(self) -> str:
+        best, anew = self.folder / "best.pt", "or start the run anew with --overwrite."
+        try:
+            epoch = read(best)["epoch"]
+        except (DamagedError, FolderError):
+            return f"There is no older one. Restore one of them from a copy, {anew}"
+        return f"{best}, from after pass {epoch}, is whole: copy it to last.pt to go on from there, {anew}"
 
     def _write(self, name: str, content: bytes) -> None:
         os.replace(self._temporary(name, content), self.folder / name)
@@ -116,14 +155,3 @@ class Checkpoints:
             path.unlink(missing_ok=True)
             raise
         return path
-
-
-def _sync(folder: Path) -> None:
-    """Puts the renames on the disk too, where a folder can be opened at all (not on Windows)."""
-    if os.name != "posix":
-        return
-    handle = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)

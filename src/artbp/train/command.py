@@ -6,100 +6,162 @@ import dataclasses
 import errno
 import importlib.util
 import json
+import math
+import os
 import signal
 import sys
+from contextlib import ExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import tyro
 
 from artbp._folder import FolderError, read_json, write_json
-from artbp.train.options import OptionError, Options, check, check_resume, from_config
-from artbp.train.run_folder import is_run, prepare, read_config
+from artbp.train.options import OptionError, Options, check, check_resume, flag, from_config
+from artbp.train.run_folder import alone, is_run, prepare, read_config
 
 if TYPE_CHECKING:
     from artbp.train.corpus import Corpus
     from artbp.train.group import Group
 
-STOPPED = {signal.SIGINT: 130, signal.SIGTERM: 143}  # what a shell reports for a program that the signal ended
+# What a shell reports for a program that the signal ended.
+STOPPED: dict[int, int] = {signal.SIGINT: 130, signal.SIGTERM: 143}
 
 
 def main(arguments: list[str]) -> int:
     """Run the command and return its exit status."""
     options = tyro.cli(Options, args=arguments, prog="artbp train", config=(tyro.conf.FlagCreatePairsOff,))
-    try:
-        if options.resume is None:
-            check(options)
-        else:
-            check_resume(options)
-            config = read_config(options.resume)
+    with ExitStack() as held:
+        try:
+            # Several processes check together, so that none waits for one that ended, and one says what is wrong.
+            return _command(options if _launched() else _checked(options), held)
+        except (OptionError, FolderError) as error:
+            return _fail(str(error), 2)
+
+
+def _checked(options: Options) -> Options:
+    """The options, or those that a run to go on with was begun with; refused where they cannot work."""
+    if options.resume is None:
+        check(options)
+    else:
+        check_resume(options)
+        config = read_config(options.resume)
+        try:
             config = {"seed": config["seeds"][0], **config} if "seeds" in config else config
             options = dataclasses.replace(from_config(config, options), out=options.resume)
-        if options.tensorboard and importlib.util.find_spec("tensorboard") is None:
-            raise OptionError(
-                '--tensorboard: tensorboard is not installed.\nInstall it with `pip install "artbp[log]"`.'
-            )
-        return _command(options)
-    except (OptionError, FolderError) as error:
-        return _fail(str(error), 2)
+            check(options)
+        except (OptionError, IndexError, KeyError, TypeError, ValueError) as error:
+            raise FolderError(
+                f"{options.out / 'config.json'} was changed to what cannot run: {str(error).splitlines()[0]}",
+                "Restore it as `artbp train` wrote it, or start a new run with --out.",
+            ) from None
+    if options.tensorboard and importlib.util.find_spec("tensorboard") is None:
+        raise OptionError('--tensorboard: tensorboard is not installed.\nInstall it with `pip install "artbp[log]"`.')
+    return options
 
 
-def _command(options: Options) -> int:
+def _command(options: Options, held: ExitStack) -> int:
     import torch  # what is slow begins here
 
     from artbp.train.corpus import CorpusError
-    from artbp.train.devices import choose
-    from artbp.train.group import Group, GroupError, Launched, launched
+    from artbp.train.group import Group, GroupError, Launched, ToldError
     from artbp.train.session import signals
 
     group: Group = Group()
     try:
-        device, options = choose(options)
-        group = Launched(device, options.timeout) if launched() else group
+        if _launched():
+            group = Launched(options.timeout if 0 < options.timeout < math.inf else Options.timeout)
         with signals() as came:
-            return _runs(options, group, device, came)
-    except CorpusError as error:
+            options, device = _agreed(options, group)
+            return _runs(options, group, device, came, held)
+    except ToldError:
+        return 2
+    except (OptionError, FolderError, CorpusError) as error:
         return _fail(str(error), 2)
     except GroupError as error:
         return _fail(str(error), 1)
     except torch.OutOfMemoryError as error:
         return _fail(_out_of_memory(options, error), 1)
+    except BrokenPipeError:
+        raise  # nobody reads what is printed any more: no fault of the disk
     except OSError as error:
         return _fail(_disk(options.out, error), 1)
     finally:
         group.leave()
 
 
-def _runs(options: Options, group: Group, device: Any, came: list[int]) -> int:
+def _launched() -> bool:
+    """Whether torchrun started this process, and others."""
+    return "RANK" in os.environ and int(os.environ.get("WORLD_SIZE", "1")) > 1
+
+
+def _agreed(options: Options, group: Group) -> tuple[Options, Any]:
+    """The options as they are in all processes, and the device; refused where processes were told different things."""
+    from artbp.train.devices import choose
+
+    if group.size > 1:
+        given = options
+        options = group.agree(lambda: _checked(given))
+    device, options = group.agree(lambda: choose(options))
+    everywhere = group.gather({**options.config(), "dry_run": options.dry_run, "device": device.type})
+
+    def compare() -> None:
+        for rank, other in enumerate(everywhere):
+            for name, value in other.items():
+                if value != everywhere[0][name] and name not in ("corpus", "ptb"):  # places, and compared by digest
+                    raise OptionError(
+                        f"{flag(name)} is {everywhere[0][name]} in process 0 and {value} in process {rank}.\n"
+                        "Start all processes with the same options."
+                    )
+        if options.lanes % group.size:
+            raise OptionError(
+                f"--lanes {options.lanes} with {group.size} processes: each takes the same number of lanes.\n"
+                f"Start a number of processes that divides {options.lanes}, or a new run with --lanes "
+                f"{-(-options.lanes // group.size) * group.size}."
+            )
+
+    group.agree(compare)
+    group.use(device)
+    return options, device
+
+
+def _runs(options: Options, group: Group, device: Any, came: list[int], held: ExitStack) -> int:
     from artbp.train.dry_run import dry_run
 
     if options.dry_run:
-        print(dry_run(options, _corpus(options, group), group, device))
+        said = dry_run(options, _corpus(options, group), group, device)
+        if group.rank == 0:
+            print(said)
         return 0
-    folders = group.share(lambda: _folders(options))
+    folders = group.share(lambda: _folders(options, held))
     seeds = [seed for seed, _, finished in folders if not finished]
     for _, folder, finished in folders:
         if finished and group.rank == 0:
-            print(f"{folder} holds this run, finished: nothing was done.")
+            print(f"{folder} holds this run, finished: nothing was done.", flush=True)
     if not seeds:
         return 0
     corpus = _corpus(options, group)
     status = 0
     for seed, folder, finished in folders:
-        if not finished and not came:
+        if not finished:
             status = max(status, _run(dataclasses.replace(options, seed=seed), folder, corpus, group, device, came))
         if len(folders) > 1 and group.rank == 0:
             _summarise_all(options.out, folders)
-    return STOPPED[came[0]] if came else status  # type: ignore[index]
+        if status in STOPPED.values():
+            break
+    return status
 
 
-def _folders(options: Options) -> list[tuple[int, Path, bool]]:
-    """(seed, folder, whether it is finished) of every run, each with its config.json written."""
+def _folders(options: Options, held: ExitStack) -> list[tuple[int, Path, bool]]:
+    """(seed, folder, whether it is finished) of every run, each with its config.json written, and locked."""
     resume, overwrite = options.resume is not None, options.overwrite
+    held.enter_context(alone(options.out))
     several = not is_run(options.out) if resume else options.runs > 1
     if not several:
         config = _config(options)
         return [(options.seed, options.out, prepare(options.out, config, resume=resume, overwrite=overwrite))]
+    for there in options.out.glob("seed-*"):
+        held.enter_context(alone(there))  # before the first of them is overwritten
     config = {name: value for name, value in _config(options).items() if name != "seed"}
     seeds = read_config(options.out)["seeds"] if resume else [options.seed + k for k in range(options.runs)]
     prepare(options.out, {**config, "seeds": seeds}, resume=resume, overwrite=overwrite)
@@ -107,6 +169,8 @@ def _folders(options: Options) -> list[tuple[int, Path, bool]]:
     for seed in seeds:
         folder, each = options.out / f"seed-{seed}", dataclasses.replace(options, seed=seed)
         begun = resume and (folder / "config.json").exists()
+        if not folder.exists():
+            held.enter_context(alone(folder))
         found.append((seed, folder, prepare(folder, _config(each), resume=begun, overwrite=False)))
     return found
 
@@ -118,19 +182,28 @@ def _config(options: Options) -> dict[str, Any]:
 
 
 def _corpus(options: Options, group: Group) -> Corpus:
-    """The text; process 0 reads it first, so that the others find it in the cache."""
-    from artbp.train.corpus import embedded, from_file, penn_treebank
+    """The text, the same in all processes; process 0 reads it first, so that the others find it in the cache."""
+    from artbp.train.corpus import CorpusError, embedded, from_file, penn_treebank
 
     def read() -> Corpus:
         if options.ptb is not None:
             return penn_treebank(options.ptb)
         return embedded() if options.corpus is None else from_file(options.corpus, cache=options.cache)
 
-    corpus: list[Corpus] = []
-    group.share(lambda: corpus.append(read()))
-    if not corpus:
-        corpus.append(read())
-    return corpus[0]
+    first: list[Corpus] = []
+    group.share(lambda: first.append(read()))
+    corpus = group.agree(lambda: first[0] if first else read())
+    digests = group.gather(corpus.digest)
+
+    def compare() -> None:
+        if corpus.digest != digests[0]:
+            raise CorpusError(
+                f"{corpus.name} is another text in process {group.rank} than in process 0: their SHA-256 differ.",
+                "Put the same text on all machines.",
+            )
+
+    group.agree(compare)
+    return corpus
 
 
 def _run(options: Options, folder: Path, corpus: Corpus, group: Group, device: Any, came: list[int]) -> int:
@@ -145,7 +218,7 @@ def _run(options: Options, folder: Path, corpus: Corpus, group: Group, device: A
 
     group.share(lambda: _vocabulary(folder, corpus))
     config = {**_config(options), "digest": corpus.digest}
-    session = Session(options, folder, corpus, group, device, config, lambda: bool(came))
+    session = group.agree(lambda: Session(options, folder, corpus, group, device, config, lambda: bool(came)))
     stream, training = session.training.stream, session.training
     parameters = sum(parameter.numel() for parameter in training.model.parameters())
     say(
@@ -163,13 +236,17 @@ def _run(options: Options, folder: Path, corpus: Corpus, group: Group, device: A
             summary = session.run(progress)
     except StoppedError:
         say(f"Stopped at update {training.update:,}. `artbp train --resume {options.out}` goes on from there.")
-        return 0
+        asked = next(numbers[0] for numbers in group.gather(came) if numbers)
+        return STOPPED[asked]
     except DivergedError as error:
-        return _fail(
-            f"{error}.\nThe checkpoint in {folder / 'checkpoints'} is from before it. Lower --lr, or bound the "
-            "gradient with --clip (which biases it).",
-            1,
-        )
+        if leads:
+            _fail(
+                f"{error}.\nThe checkpoint in {folder / 'checkpoints'} is from before it. Lower --lr, or bound the "
+                "gradient with --clip (which biases it).",
+                1,
+            )
+        group.gather(None)  # torchrun ends all processes as soon as one has failed: not before this is said
+        return 1
     if leads:
         _conclude(folder, summary)
     return 0
@@ -178,7 +255,7 @@ def _run(options: Options, folder: Path, corpus: Corpus, group: Group, device: A
 def _vocabulary(folder: Path, corpus: Corpus) -> None:
     """Writes the vocabulary; refuses a text that is not the one that the run was begun with."""
     path = folder / "vocabulary.json"
-    if path.exists() and read_json(path)["digest"] != corpus.digest:
+    if path.exists() and read_json(path).get("digest") != corpus.digest:
         raise FolderError(
             f"{folder} was begun with another text than {corpus.name} is now (its SHA-256 differs).",
             "Restore that text, or start a new run with --out.",
@@ -197,6 +274,8 @@ def _conclude(folder: Path, summary: dict[str, Any]) -> None:
         f"{', '.join(found)} bits per character; {summary['characters_per_second']:,} characters per second, "
         f"{summary['seconds']:,.0f} s of training"
     )
+    if summary["clipped"] is not None:
+        print(f"{summary['clipped']:.1%} of the gradients were shortened by --clip, which biases them")
     figures = ""
     if importlib.util.find_spec("matplotlib") is not None:
         from artbp.train.figures import draw
@@ -233,9 +312,8 @@ def _out_of_memory(options: Options, error: Exception) -> str:
 def _disk(folder: Path, error: OSError) -> str:
     what = error.strerror or str(error)
     instead = "Free some space" if error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG) else "Make it writable"
-    where = f" ({error.filename})" if error.filename else ""
     return (
-        f"{folder} cannot be written: {what}{where}.\n"
+        f"{error.filename or folder} cannot be written: {what}.\n"
         f"What was written before is kept. {instead}, then go on with `artbp train --resume {folder}`."
     )
 

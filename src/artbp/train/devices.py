@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import ctypes
 import dataclasses
 import os
+import sys
 
 import torch
 
 from artbp.train.options import OptionError, Options
+
+_M_TRIM_THRESHOLD, _M_MMAP_MAX = -1, -4  # of malloc.h
 
 
 def choose(options: Options) -> tuple[torch.device, Options]:
@@ -18,9 +22,25 @@ def choose(options: Options) -> tuple[torch.device, Options]:
         precision = "tf32" if device.type == "cuda" and torch.cuda.get_device_capability(device)[0] >= 8 else "float32"
     if precision == "tf32" and device.type != "cuda":
         raise OptionError(f"--precision tf32 on {device}: only CUDA GPUs have it.\nPass float32 or bf16.")
+    if device.type == "cpu":
+        _keep_memory()
     if device.type == "cuda":
         torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = precision != "float32"
     return device, dataclasses.replace(options, precision=precision)
+
+
+def _keep_memory() -> None:
+    """Has glibc keep the memory of tensors that are gone, as torch does on a GPU.
+
+    It returns large blocks to the system at once, which then clears every page anew for the next segment: with tensors
+    of some megabytes that takes a good part of a segment's time, and the more the longer the segment is.
+    """
+    if sys.platform != "linux":
+        return
+    mallopt = getattr(ctypes.CDLL(None), "mallopt", None)  # musl has none
+    if mallopt is not None:
+        mallopt(_M_MMAP_MAX, 0)
+        mallopt(_M_TRIM_THRESHOLD, 2**31 - 1)
 
 
 def _device(name: str) -> torch.device:

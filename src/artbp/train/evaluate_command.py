@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import statistics
 import sys
 from dataclasses import dataclass
 from pathlib import Path
@@ -114,16 +115,18 @@ def _command(options: Options) -> int:
     if options.trace is not None:
         write_json(options.trace, {"run": str(options.run), "text": name, **found.to_json()})
     derailed = found.derailments()
-    left_over = len(symbols) - 1 - found.characters
+    longer = found.characters - found.steps * found.lanes
     if options.json:
         head = {"run": str(options.run), "checkpoint": options.checkpoint, "epoch": trained.epoch, "text": name}
         numbers: dict[str, Any] = {
             "bpc": found.bpc,
             "characters": found.characters,
-            "left_over": left_over,
             "unknown_characters": int(unknown),
             "lanes": found.lanes,
             "reset": options.reset,
+            "steps": found.steps,
+            "median_lane_bpc": statistics.median(found.lane_bpc.tolist()),
+            "worst_lane_bpc": max(found.lane_bpc.tolist()),
             "lane_bpc": found.lane_bpc.tolist(),
             "derailed": [_as_json(one, found) for one in derailed],
         }
@@ -131,7 +134,9 @@ def _command(options: Options) -> int:
         return 0
     print(f"{found.bpc:.4f} bits per character on {name}")
     rows = f"{found.lanes} lanes of {found.steps:,} steps" if found.lanes > 1 else "one lane, from beginning to end"
-    print(f"{found.characters:,} characters, in {rows}" + (f" ({left_over} left over)" if left_over else ""))
+    print(f"{found.characters:,} characters, in {rows}" + (f", the last one {longer} longer" if longer else ""))
+    if found.lanes > 1:
+        print(f"lane by lane: {_spread(found.lane_bpc.tolist())}")
     if options.reset:
         print(f"The state was set to zero every {options.reset:,} steps.")
     print(f"{options.checkpoint} checkpoint of {trained.run}, after pass {trained.epoch}")
@@ -159,6 +164,10 @@ def _symbols(options: Options, trained: Trained) -> tuple[str, Any]:
         return str(options.text), np.concatenate(pieces) if pieces else np.empty(0, trained.vocabulary.dtype)
     corpus = load_corpus(trained, corpus=options.corpus, ptb=options.ptb, cache=options.cache)
     return f"the {options.split} split of {corpus.name}", corpus.splits[options.split]
+
+
+def _spread(lanes: list[float]) -> str:
+    return f"best {min(lanes):.3f}, median {statistics.median(lanes):.3f}, worst {max(lanes):.3f}"
 
 
 def _count(symbols: Any, symbol: int) -> int:

@@ -155,7 +155,7 @@ def _frame(axes: Axes, curves: list[Curve], end: float, across: str) -> None:
     highest = max((y for x, y in points if x > _BEGINNING * end), default=lowest + 1)
     room = (highest - lowest) or 0.1
     axes.set(xlabel=across, xlim=(0, end * 1.01), ylim=(lowest - 0.05 * room, highest + 0.05 * room))
-    axes.xaxis.set_major_locator(MaxNLocator(integer=end >= 4))
+    axes.xaxis.set_major_locator(MaxNLocator(integer=end >= 2))
     axes.grid(axis="y", color=PALE, linewidth=0.5, alpha=0.6)
 
 

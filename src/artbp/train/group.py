@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable
+from contextlib import suppress
 from datetime import timedelta
 from typing import Any, TypeVar
 
@@ -18,6 +19,10 @@ class GroupError(Exception):
     """A process of the group that is gone: what happened, and what to do."""
 
 
+class ToldError(Exception):
+    """An error that ends all processes, and that another one of them says."""
+
+
 class Group:
     """What the processes of a run say to each other. Alone, every call returns at once what it was given.
 
@@ -27,6 +32,9 @@ class Group:
 
     rank, size = 0, 1
 
+    def use(self, device: torch.device) -> None:
+        """Tensors to be summed will be on this device."""
+
     def sum(self, tensor: Tensor) -> None:
         """Replaces `tensor` by its sum over the processes."""
 
@@ -35,7 +43,11 @@ class Group:
         return [value]
 
     def share(self, make: Callable[[], Value]) -> Value:
-        """What process 0 makes, in every process; also what it raises, so that none waits for a value in vain."""
+        """What process 0 makes, in every process. If it raises there, all end: it with its error, the rest silently."""
+        return make()
+
+    def agree(self, make: Callable[[], Value]) -> Value:
+        """What each process makes for itself; if it raises in one, all end, the first such one with its error."""
         return make()
 
     def leave(self) -> None:
@@ -43,64 +55,81 @@ class Group:
 
 
 class Launched(Group):
-    """The processes that torchrun started, on one machine or many."""
+    """The processes that torchrun started, on one machine or many.
 
-    def __init__(self, device: torch.device, timeout: float) -> None:
+    They talk through gloo, whatever they compute on, and sum through NCCL on GPUs.
+    """
+
+    def __init__(self, timeout: float) -> None:
         self.rank, self.size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
-        backend = "nccl" if device.type == "cuda" else "gloo"
+        self.timeout = timedelta(seconds=timeout)
+        self._summing: Any = None  # all processes, by the backend of the first
+        self._told = False
         try:
-            dist.init_process_group(backend, timeout=timedelta(seconds=timeout))
+            dist.init_process_group("gloo", timeout=self.timeout)
         except (RuntimeError, ValueError) as error:
             raise GroupError(
                 f"process {self.rank} of {self.size} found no group to join: {_first_line(error)}\n"
                 "Start all processes with one `torchrun --nproc-per-node N -m artbp train ...` on each machine."
             ) from None
 
-    def sum(self, tensor: Tensor) -> None:  # noqa: D102  # said above
-        try:
-            dist.all_reduce(tensor)
-        except RuntimeError as error:
-            raise self._lost(error) from None
+    def use(self, device: torch.device) -> None:  # noqa: D102  # said above
+        if device.type == "cuda":
+            self._summing = self._call(lambda: dist.new_group(backend="nccl", timeout=self.timeout))
+
+    def sum(self, tensor: Tensor) -> None:  # noqa: D102
+        self._call(lambda: dist.all_reduce(tensor, group=self._summing))
 
     def gather(self, value: Any) -> list[Any]:  # noqa: D102
         values: list[Any] = [None] * self.size
-        try:
-            dist.all_gather_object(values, value)
-        except RuntimeError as error:
-            raise self._lost(error) from None
+        self._call(lambda: dist.all_gather_object(values, value))
         return values
 
     def share(self, make: Callable[[], Value]) -> Value:  # noqa: D102
-        made: list[Any] = [None, None]
+        made: list[Any] = [None, False]
+        error = None
         if self.rank == 0:
             try:
                 made[0] = make()
-            except Exception as error:  # noqa: BLE001  # all processes end with it
-                made[1] = error
-        try:
-            dist.broadcast_object_list(made)
-        except RuntimeError as error:
-            raise self._lost(error) from None
-        if made[1] is not None:
-            raise made[1]
+            except Exception as raised:  # noqa: BLE001  # all processes end with it
+                error, made[1] = raised, True
+        self._call(lambda: dist.broadcast_object_list(made))
+        if made[1]:
+            self._told = True
+            raise error or ToldError
         value: Value = made[0]
         return value
 
+    def agree(self, make: Callable[[], Value]) -> Value:  # noqa: D102
+        error = None
+        try:
+            value = make()
+        except Exception as raised:  # noqa: BLE001  # all processes end with it
+            error = raised
+        failed = self.gather(error is not None)
+        if True in failed:
+            self._told = True
+            raise error if error is not None and failed.index(True) == self.rank else ToldError
+        return value
+
     def leave(self) -> None:  # noqa: D102
-        if dist.is_initialized():
-            dist.destroy_process_group()
+        if not dist.is_initialized():
+            return
+        if self._told:
+            # torchrun ends all processes as soon as one has failed: not before the error has been said.
+            with suppress(GroupError):
+                self._call(dist.barrier)
+        dist.destroy_process_group()
 
-    def _lost(self, error: RuntimeError) -> GroupError:
-        return GroupError(
-            f"process {self.rank} of {self.size} lost the others: one has ended, or did not answer in time "
-            f"({_first_line(error)}).\n"
-            f"What the last checkpoint holds is kept: start all processes again, with --resume RUN."
-        )
-
-
-def launched() -> bool:
-    """Whether torchrun started this process."""
-    return "RANK" in os.environ and int(os.environ.get("WORLD_SIZE", "1")) > 1
+    def _call(self, collective: Callable[[], Value]) -> Value:
+        try:
+            return collective()
+        except RuntimeError as error:
+            raise GroupError(
+                f"process {self.rank} of {self.size} lost the others: one has ended, or did not answer in time "
+                f"({_first_line(error)}).\n"
+                f"What the last checkpoint holds is kept: start all processes again, with --resume RUN."
+            ) from None
 
 
 def _first_line(error: Exception) -> str:

@@ -11,7 +11,7 @@ import numpy.typing as npt
 import torch
 
 from artbp.data import Lanes
-from artbp.train.evaluation import CHUNK, lane_losses
+from artbp.train.evaluation import CHUNK, lane_losses, last_lane, left_over
 from artbp.train.model import CharacterModel
 
 STRETCH = CHUNK  # steps; the chunks of `evaluate`, so that the same sums come out
@@ -43,7 +43,7 @@ class Trace:
 
     Attributes:
         bits: what each stretch of each lane costs (S, B).
-        lengths: steps of each stretch (S,).
+        lengths: steps of each stretch of each lane (S, B); the last lane is longer by what is left over.
         norms: Euclidean norms of the state at the end of each stretch, by name ("h", "c"), each (S, layers, B).
         reset: the state was set to zero every so many steps, or None.
     """
@@ -60,13 +60,13 @@ class Trace:
 
     @property
     def steps(self) -> int:
-        """Of each lane."""
-        return int(self.lengths.sum())
+        """Of each lane; of the last one without what is left over."""
+        return int(self.lengths[:, 0].sum())
 
     @property
     def characters(self) -> int:
         """That were predicted."""
-        return self.steps * self.lanes
+        return int(self.lengths.sum())
 
     @property
     def bpc(self) -> float:
@@ -76,13 +76,13 @@ class Trace:
     @property
     def lane_bpc(self) -> Array:
         """Of each lane (B,)."""
-        bpc: Array = self.bits.sum(0) / self.steps
+        bpc: Array = self.bits.sum(0) / self.lengths.sum(0)
         return bpc
 
     @property
     def stretch_bpc(self) -> Array:
         """Of each stretch of each lane (S, B)."""
-        bpc: Array = self.bits / self.lengths[:, None]
+        bpc: Array = self.bits / self.lengths
         return bpc
 
     def derailments(self) -> list[Derailment]:
@@ -99,7 +99,7 @@ class Trace:
         far = above > max(FAR, DEVIATIONS * spread)
         found = []
         for lane in range(self.lanes):
-            first, end = _heaviest((stretch[:, lane] - usual - FAR) * self.lengths)
+            first, end = _heaviest((stretch[:, lane] - usual - FAR) * self.lengths[:, lane])
             inside = self._mean(lane, first, end)
             hidden = end - first >= LEAST and inside - usual > 2 * FAR
             if far[lane] or hidden:
@@ -122,7 +122,7 @@ class Trace:
         }
 
     def _mean(self, lane: int, first: int, end: int) -> float:
-        return float(self.bits[first:end, lane].sum() / self.lengths[first:end].sum())
+        return float(self.bits[first:end, lane].sum() / self.lengths[first:end, lane].sum())
 
 
 def trace(model: CharacterModel, symbols: Any, *, lanes: int, device: torch.device, reset: int | None = None) -> Trace:
@@ -144,8 +144,18 @@ def trace(model: CharacterModel, symbols: Any, *, lanes: int, device: torch.devi
             nats[at // STRETCH] += losses.double().cpu()
             if stream.position % STRETCH == 0 or stream.position == stream.steps:
                 norms.append(_norms(state))
-    lengths = np.full(count, float(STRETCH))
+        rest, state, at = left_over(symbols, stream.remainder, device), last_lane(state), stream.steps
+        while at < stream.steps + stream.remainder:
+            if reset is not None and at % reset == 0:
+                state = None
+            first = at - stream.steps
+            end = stream.remainder if reset is None else min(first + reset - at % reset, stream.remainder)
+            losses, state = lane_losses(model, rest[0][first:end], rest[1][first:end], state)
+            nats[-1, -1] += float(losses)
+            at = stream.steps + end
+    lengths = np.full((count, lanes), float(STRETCH))
     lengths[-1] = stream.steps - STRETCH * (count - 1)
+    lengths[-1, -1] += stream.remainder
     both = torch.stack(norms).numpy()  # (S, leaves, layers, B)
     named = {name: both[:, leaf] for leaf, name in enumerate(("h", "c")[: both.shape[1]])}
     return Trace((nats / math.log(2)).numpy(), lengths, named, reset)

@@ -64,7 +64,7 @@ def load_model(run: Path, which: str = "best", device: str = "auto") -> Trained:
     try:
         config, vocabulary = state["config"], Vocabulary.from_json(state["vocabulary"])
         place = _place(device, config["precision"])
-        model = build(config, len(vocabulary))
+        model = build(config, len(vocabulary)).to(_dtype(config))
         model.load_state_dict(state["model"])
         epoch = state["epoch"]
     except (KeyError, TypeError, RuntimeError, CorpusError) as error:
@@ -113,6 +113,10 @@ def load_corpus(
             f"{how}. A text that the run knows nothing of goes to --text.",
         )
     return found
+
+
+def _dtype(config: dict[str, Any]) -> torch.dtype:
+    return torch.float64 if config["precision"] == "float64" else torch.float32
 
 
 def _place(device: str, precision: Any) -> torch.device:

@@ -6,7 +6,7 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter
 
 from artbp._figure import PALE, blank
-from artbp.train.arms import Arm
+from artbp.train.arms import Arm, window_name
 
 _LINES = [(0, ()), (0, (5, 2)), (0, (1, 1.5)), (0, (7, 2, 1, 2))]
 
@@ -56,7 +56,4 @@ def figure(arms: list[tuple[Arm, str, str]]) -> Figure | None:
 
 def _named(arm: Arm) -> str:
     """The arm's name, with the window if that does not say it."""
-    if "window" in arm.label:
-        return arm.label
-    window = arm.config["window"]
-    return f"{arm.label}, {'no window' if window is None else f'window={window}'}"
+    return arm.label if "window" in arm.label else f"{arm.label}, {window_name(arm.config)}"

@@ -14,14 +14,24 @@ place of "seed", and a summary.json over all of them.
 
 from __future__ import annotations
 
+import errno
 import json
+import os
 import shutil
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
-from artbp._folder import FolderError, environment, read_json, refuse_other, write_bytes, write_json
+from artbp._folder import FolderError, environment, read_json, refuse_other, sync, write_bytes, write_json
+
+if sys.platform != "win32":
+    import fcntl
 
 EXPERIMENT = "train"
+_FILES = ("env.json", "vocabulary.json", "metrics.jsonl", "summary.json", "config.json")
+_FOLDERS = ("checkpoints", "plots", "tensorboard")
 
 
 class Metrics:
@@ -31,7 +41,7 @@ class Metrics:
     Those of kind "train" sum up the updates since the one before: "bpc", "rate" (of learning, at the last of them),
     "lengths" (of their segments), "gradient_norm" (their mean, before clipping), "clipped" (the share of them that was
     clipped), "memory" (the peak so far, in bytes: of the accelerator, or of the process) and "seconds" (of training, so
-    far). Those of kind "evaluation" have "split", "bpc", "worst_lane_bpc" and "seconds".
+    far). Those of kind "evaluation" have "split", "bpc", "median_lane_bpc", "worst_lane_bpc" and "seconds".
     """
 
     TIMES = ("seconds", "memory")  # all else is the same, bit for bit, in a run that was stopped and resumed
@@ -42,17 +52,31 @@ class Metrics:
 
     def append(self, **row: Any) -> None:
         """Writes one row, and has the system take it before going on."""
-        line = json.dumps(row, ensure_ascii=False, allow_nan=False) + "\n"
-        with self.path.open("ab") as file:
-            file.write(line.encode())
+        line = (json.dumps(row, ensure_ascii=False, allow_nan=False) + "\n").encode()
+        before = self.path.stat().st_size if self.path.exists() else 0
+        try:
+            with self.path.open("ab", buffering=0) as file:
+                if file.write(line) < len(line):
+                    raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        except OSError:
+            with suppress(OSError):
+                os.truncate(self.path, before)  # no half a line, whoever reads the rows before the run goes on
+            raise
         self.rows += 1
+
+    def sync(self) -> None:
+        """Puts the rows on the disk, before a checkpoint that counts on them."""
+        if self.path.exists():
+            with self.path.open("ab") as file:
+                os.fsync(file.fileno())
 
     def cut_back(self, rows: int) -> None:
         """Keeps the first `rows` rows: those of the checkpoint that the run goes on from."""
         lines = self.path.read_bytes().splitlines(keepends=True) if self.path.exists() else []
-        if len(lines) < rows:
+        whole = sum(line.endswith(b"\n") for line in lines)  # a last line that was being written is none
+        if whole < rows:
             raise FolderError(
-                f"{self.path} has {len(lines)} rows, and the checkpoint was taken after {rows}: rows were removed.",
+                f"{self.path} has {whole} rows, and the checkpoint was taken after {rows}: rows were removed.",
                 "Restore the file from a copy, or start the run anew with --overwrite.",
             )
         if len(lines) > rows:
@@ -81,12 +105,46 @@ def runs(folder: Path) -> list[Path]:
 def read_config(folder: Path) -> dict[str, Any]:
     """The options of a run, or, with "seeds" in place of "seed", those of several."""
     config: dict[str, Any] = read_json(folder / "config.json")
-    if config.get("experiment") != EXPERIMENT:
+    experiment = config.get("experiment") if hasattr(config, "get") else None  # whatever it was edited to
+    if experiment != EXPERIMENT:
         raise FolderError(
-            f"{folder} holds another experiment, {config.get('experiment')}, and no run of `artbp train`.",
+            f"{folder} holds another experiment, {experiment}, and no run of `artbp train`.",
             "Pass the folder that `artbp train` was told to write with --out.",
         )
     return config
+
+
+@contextmanager
+def alone(folder: Path) -> Iterator[None]:
+    """Inside, no other process trains in the folder, which is made if need be.
+
+    The lock is on the folder itself: no file is left, and the system lets go of it when the process ends, however that
+    comes about. Where the system or its file system has no such locks, nothing is refused.
+    """
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        handle = os.open(folder, os.O_RDONLY) if sys.platform != "win32" else None
+    except OSError as error:
+        raise _unwritable(folder, error) from None
+    try:
+        if handle is not None:
+            _lock(folder, handle)
+        yield
+    finally:
+        if handle is not None:
+            os.close(handle)
+
+
+def _lock(folder: Path, handle: int) -> None:
+    try:
+        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        raise FolderError(
+            f"{folder} is in use: another process is training there.",
+            "Wait for its end or stop it, or pass another folder with --out.",
+        ) from None
+    except OSError:
+        pass  # a network's file system, as a rule
 
 
 def prepare(folder: Path, config: dict[str, Any], *, resume: bool, overwrite: bool) -> bool:
@@ -94,12 +152,27 @@ def prepare(folder: Path, config: dict[str, Any], *, resume: bool, overwrite: bo
 
     config.json is written here, before anything slow.
     """
+    try:
+        return _prepare(folder, config, resume=resume, overwrite=overwrite)
+    except OSError as error:
+        raise _unwritable(folder, error) from None
+
+
+def _prepare(folder: Path, config: dict[str, Any], *, resume: bool, overwrite: bool) -> bool:
     if (folder / "config.json").exists():
-        read_config(folder)
+        if overwrite:
+            _refuse_to_clear_another(folder)
+        else:
+            read_config(folder)
+        if resume and _complete(folder):
+            return True
+        _remove_temporary(folder)
         if overwrite:
             _clear(folder)
         elif resume:
-            return _complete(folder)
+            if not (folder / "env.json").exists():  # it was killed, or the disk was full, just before
+                write_json(folder / "env.json", environment())
+            return False
         else:
             refuse_other(folder, config)
             if not _complete(folder):
@@ -108,25 +181,54 @@ def prepare(folder: Path, config: dict[str, Any], *, resume: bool, overwrite: bo
                     f"`artbp train --resume {folder}` goes on with it; --overwrite starts anew.",
                 )
             return True
-    elif folder.is_dir() and any(folder.iterdir()):
-        raise FolderError(f"{folder} is not empty, and holds no run.", "Pass a new folder with --out.")
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-        write_json(folder / "config.json", config)
-        write_json(folder / "env.json", environment())
-    except OSError as error:
-        raise FolderError(f"{folder} cannot be written: {error.strerror}.", "Pass another folder with --out.") from None
+    elif folder.is_dir():
+        _remove_temporary(folder)
+        if any(folder.iterdir()):
+            raise FolderError(f"{folder} is not empty, and holds no run.", "Pass a new folder with --out.")
+    folder.mkdir(parents=True, exist_ok=True)
+    write_json(folder / "config.json", config)
+    write_json(folder / "env.json", environment())
+    sync(folder)
     return False
 
 
 def _complete(folder: Path) -> bool:
-    return (folder / "summary.json").exists() and bool(read_json(folder / "summary.json")["complete"])
+    try:
+        summary = read_json(folder / "summary.json")
+    except FolderError:
+        return False  # not there yet, or damaged: the checkpoint says where the run stands
+    return isinstance(summary, dict) and bool(summary.get("complete"))
+
+
+def _refuse_to_clear_another(folder: Path) -> None:
+    try:
+        read_json(folder / "config.json")
+    except FolderError:
+        return  # damaged, and --overwrite is the way out
+    read_config(folder)
 
 
 def _clear(folder: Path) -> None:
-    """Removes what `artbp train` writes, and nothing else."""
-    for path in [folder, *folder.glob("seed-*")]:
-        for name in ("config.json", "env.json", "vocabulary.json", "metrics.jsonl", "summary.json"):
+    """Removes what `artbp train` writes, and nothing else; config.json last, so that this can be done again."""
+    for path in [*folder.glob("seed-*"), folder]:
+        for name in _FOLDERS:
+            if (path / name).exists():
+                shutil.rmtree(path / name)
+        for name in _FILES:
             (path / name).unlink(missing_ok=True)
-        for name in ("checkpoints", "plots", "tensorboard"):
-            shutil.rmtree(path / name, ignore_errors=True)
+        if path != folder and path.is_dir() and not any(path.iterdir()):
+            path.rmdir()
+
+
+def _remove_temporary(folder: Path) -> None:
+    """What `write_bytes` was about to rename when the process was killed."""
+    for name in _FILES:
+        for path in folder.glob(f".{name}.*"):
+            path.unlink(missing_ok=True)
+
+
+def _unwritable(folder: Path, error: OSError) -> FolderError:
+    return FolderError(
+        f"{folder} cannot be written: {error.strerror or error}.",
+        "Make it writable or free some space, or pass another folder with --out.",
+    )

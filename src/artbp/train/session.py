@@ -17,7 +17,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from artbp._folder import write_json
+from artbp._folder import FolderError, write_json
 from artbp.train.checkpoints import Checkpoints
 from artbp.train.corpus import Corpus
 from artbp.train.evaluation import Evaluation, evaluate, fitting_lanes
@@ -38,6 +38,12 @@ class DivergedError(Exception):
 
 class StoppedError(Exception):
     """A run that was asked to stop, and has saved where it stands."""
+
+
+# What a checkpoint and config.json may differ in: where the text is (it has a digest), and what follows from the rest.
+_FREE = ("corpus", "ptb", "digest", "estimator")
+# Ctrl-C under torchrun, or another program that hands signals on, comes twice: from the terminal, and from there.
+_ECHO = 1.0  # seconds
 
 
 class Session:
@@ -65,9 +71,13 @@ class Session:
         self.pending: list[Update] = []  # since the last row, their tensors perhaps still being computed
         self.drained: list[dict[str, float]] = []  # the same as numbers
         self.best: dict[str, Any] = {"bpc": None, "epoch": None}
-        self.last_train_bpc: float | None = None
+        self.of_pass: dict[str, Any] = {"epoch": 0, "nats": 0.0, "steps": 0}  # the training loss of the newest pass
+        self.clipped = 0  # updates whose gradient was shortened
+        self.evaluated = 0  # passes whose evaluation is done
         self.seconds = 0.0  # of training, evaluations left out
         self.peak = 0
+        if device.type == "cuda":
+            torch.cuda.reset_peak_memory_stats(device)  # which another run in this process may have raised
         self._clock = self._saved_at = time.monotonic()
         self._board: Any = None
 
@@ -75,17 +85,52 @@ class Session:
 
     def resume(self) -> list[str]:
         """Goes back to the newest whole checkpoint, if there is one; returns what there is to say about that."""
-        saved, notes = self.group.share(self.checkpoints.load)
-        if self.leads:
-            self.metrics.cut_back(saved["rows"] if saved else 0)
+        saved, notes = self.group.share(self._take_up)
         if saved is None:
             return [*notes, "There is no checkpoint yet: the run starts from its beginning."]
-        self.training.load_state_dict(saved)
-        self.drained, self.best, self.seconds = saved["since_row"], saved["best"], saved["seconds"]
-        self.last_train_bpc = saved["train_bpc"]
-        self.metrics.rows = saved["rows"]
-        done = f"update {self.training.update:,}, in pass {self.training.epoch + 1} of {self.options.epochs}"
-        return [*notes, f"Going on from {done}."]
+        self.group.agree(lambda: self._load(saved))
+        pass_ = min(self.training.epoch + 1, self.options.epochs)
+        notes.append(f"Going on from update {self.training.update:,}, in pass {pass_} of {self.options.epochs}.")
+        before = len(saved["random"])
+        if before != self.group.size and (self.options.dropout or self.options.weight_dropout):
+            notes.append(
+                f"It ran in {_processes(before)}, and dropout is drawn by each: it is another one in "
+                f"{_processes(self.group.size)}."
+            )
+        if saved.get("torch", torch.__version__) != torch.__version__:
+            notes.append(
+                f"It ran with torch {saved['torch']}; with {torch.__version__} here, results may differ in their "
+                "last bits."
+            )
+        return notes
+
+    def _take_up(self) -> tuple[dict[str, Any] | None, list[str]]:
+        saved, notes = self.checkpoints.take_up()
+        if saved is not None:
+            begun = saved["config"]
+            different = [name for name in begun if name not in _FREE and self.config.get(name) != begun[name]]
+            if different:
+                was = ", ".join(f"{name} = {self.config.get(name)} and was {begun[name]}" for name in different)
+                raise FolderError(
+                    f"{self.folder / 'config.json'} was changed since the checkpoint was written: {was}.",
+                    "Change it back to go on, or start a new run with --out.",
+                )
+        self.metrics.cut_back(saved["rows"] if saved else 0)
+        return saved, notes
+
+    def _load(self, saved: dict[str, Any]) -> None:
+        try:
+            self.training.load_state_dict(saved)
+            self.drained, self.best, self.seconds = saved["since_row"], saved["best"], saved["seconds"]
+            self.of_pass, self.clipped = saved["of_pass"], saved["clipped"]
+            self.metrics.rows = saved["rows"]
+            self.evaluated = saved.get("evaluated", saved["epoch"])
+        except (KeyError, TypeError, ValueError, RuntimeError) as error:
+            raise FolderError(
+                f"the checkpoint in {self.checkpoints.folder} does not fit this run: {type(error).__name__}, "
+                f"{str(error).splitlines()[0]}",
+                "Go on with the version of artbp that env.json names, or start a new run with --out.",
+            ) from None
 
     def run(self, progress: Progress) -> dict[str, Any]:
         """Trains to the end and returns the summary; raises StoppedError or DivergedError where it ends before."""
@@ -93,11 +138,14 @@ class Session:
         self._summarise("running")
         self._clock = self._saved_at = time.monotonic()
         try:
-            while training.epoch < self.options.epochs:
-                for update in training.updates():
-                    self._take(update, progress)
-                if self.pending or self.drained:
-                    self._row(progress, training.epoch - 1)
+            if any(self.group.gather(self.stop_asked())):
+                raise StoppedError  # there is nothing yet that is not in the folder
+            while self.evaluated < self.options.epochs:
+                if training.epoch == self.evaluated:
+                    for update in training.updates():
+                        self._take(update, progress)
+                    if self.pending or self.drained:
+                        self._row(progress, training.epoch - 1)
                 self._evaluate(progress)
             test = self._test()
         except DivergedError:
@@ -150,9 +198,12 @@ class Session:
         self._drain()
         lengths = [int(update["steps"]) for update in self.drained]
         norms = [update["norm"] for update in self.drained]
-        clip = self.options.clip
-        bpc = math.fsum(update["loss"] for update in self.drained) / (sum(lengths) * self.options.lanes * math.log(2))
-        self.last_train_bpc = bpc
+        clip, nats, steps = self.options.clip, math.fsum(update["loss"] for update in self.drained), sum(lengths)
+        before = self.of_pass if self.of_pass["epoch"] == epoch else {"nats": 0.0, "steps": 0}
+        self.of_pass = {"epoch": epoch, "nats": before["nats"] + nats, "steps": before["steps"] + steps}
+        bpc = self._bpc(nats, steps)
+        clipped = 0 if clip is None else sum(norm > clip for norm in norms)
+        self.clipped += clipped
         self.seconds += self._lap()
         self.peak = max(self.peak, _peak_memory(self.device))
         row = {
@@ -160,11 +211,19 @@ class Session:
             "rate": self.drained[-1]["rate"],
             "lengths": lengths,
             "gradient_norm": math.fsum(norms) / len(norms),
-            "clipped": None if clip is None else sum(norm > clip for norm in norms) / len(norms),
+            "clipped": None if clip is None else clipped / len(norms),
         }
         self.drained = []
         self._write("train", epoch, **row, memory=self.peak, seconds=round(self.seconds, 3))
         progress.train(bpc, self.training)
+
+    def _bpc(self, nats: float, steps: int) -> float:
+        return nats / (steps * self.options.lanes * math.log(2))
+
+    @property
+    def train_bpc(self) -> float | None:
+        """Of the newest pass so far: the loss that was trained on, while the parameters moved."""
+        return self._bpc(self.of_pass["nats"], self.of_pass["steps"]) if self.of_pass["steps"] else None
 
     def _write(self, kind: str, epoch: int, **values: Any) -> None:
         training = self.training
@@ -179,38 +238,51 @@ class Session:
 
     def _evaluate(self, progress: Progress) -> None:
         """After a pass: the validation text, and a checkpoint."""
-        valid, seconds = self._evaluation("valid")
+        valid, seconds = self._evaluation("valid", self._pause)
         epoch = self.training.epoch - 1
         if valid is not None:
-            values = {"bpc": valid.bpc, "worst_lane_bpc": valid.worst_lane_bpc, "seconds": round(seconds, 3)}
-            self._write("evaluation", epoch, split="valid", **values)
+            values = {"bpc": valid.bpc, "median_lane_bpc": valid.median_lane_bpc, "worst_lane_bpc": valid.worst_lane_bpc}
+            self._write("evaluation", epoch, split="valid", **values, seconds=round(seconds, 3))
+        self.evaluated = self.training.epoch
         better = valid is not None and (self.best["bpc"] is None or valid.bpc < self.best["bpc"])
         if better and valid is not None:
             self.best = {"bpc": valid.bpc, "epoch": epoch}
         self._save(best=better or valid is None)
         self._summarise("running")
-        progress.evaluated(self.training, valid.bpc if valid else None, self.last_train_bpc)
+        progress.evaluated(self.training, valid.bpc if valid else None, self.train_bpc)
 
     def _test(self) -> Evaluation | None:
         """The test text, by the parameters that were best on the validation text."""
         best = self.group.share(lambda: self.checkpoints.load_best()["model"])
         self.training.model.load_state_dict(best)
-        return self._evaluation("test")[0]
+        return self._evaluation("test", self._leave)[0]
 
-    def _evaluation(self, split: str) -> tuple[Evaluation | None, float]:
+    def _leave(self) -> None:
+        """Ends an evaluation where this process, alone, is asked to stop. (Several could not agree on the moment.)"""
+        if self.group.size == 1 and self.stop_asked():
+            raise StoppedError
+
+    def _pause(self) -> None:
+        """The same, with a checkpoint: a resumed run begins with this evaluation."""
+        try:
+            self._leave()
+        except StoppedError:
+            self._lap()
+            self._save()
+            raise
+
+    def _evaluation(self, split: str, between: Callable[[], None]) -> tuple[Evaluation | None, float]:
         symbols = self.corpus.splits[split]
         if len(symbols) < 2:
             return None, 0.0
-        start = time.monotonic()
+        self.seconds += self._lap()
         lanes = fitting_lanes(symbols, self.options.evaluation_lanes)
         model, training = self.training.model, self.training
         with training.autocast():
-            result = evaluate(model, symbols, lanes=lanes, device=self.device, group=self.group)
+            result = evaluate(model, symbols, lanes=lanes, device=self.device, group=self.group, between=between)
         if not math.isfinite(result.bpc):
             raise DivergedError(training.update)
-        seconds = time.monotonic() - start
-        self._clock += seconds
-        return result, seconds
+        return result, self._lap()
 
     # Checkpoints and the summary
 
@@ -223,11 +295,14 @@ class Session:
             "vocabulary": self.corpus.vocabulary.to_json(),
             "since_row": self.drained,
             "best": self.best,
-            "train_bpc": self.last_train_bpc,
+            "of_pass": self.of_pass,
+            "clipped": self.clipped,
+            "evaluated": self.evaluated,
             "rows": self.metrics.rows,
             "seconds": self.seconds,
         }
         if self.leads:
+            self.metrics.sync()
             self.checkpoints.save(state, best=best)
         self._saved_at = time.monotonic()
 
@@ -243,11 +318,13 @@ class Session:
             "updates": training.update,
             "steps": training.steps,
             "characters": characters,
-            "train_bpc": self.last_train_bpc,
+            "train_bpc": self.train_bpc,
             "valid_bpc": self.best["bpc"],
             "best_epoch": self.best["epoch"],
             "test_bpc": None if test is None else test.bpc,
+            "test_median_lane_bpc": None if test is None else test.median_lane_bpc,
             "test_worst_lane_bpc": None if test is None else test.worst_lane_bpc,
+            "clipped": self.clipped / training.update if self.options.clip is not None and training.update else None,
             "parameters": sum(parameter.numel() for parameter in training.model.parameters()),
             "seconds": round(self.seconds, 3),
             "characters_per_second": round(characters / self.seconds) if self.seconds else None,
@@ -268,7 +345,8 @@ class Session:
         if self._board is None:
             from torch.utils.tensorboard import SummaryWriter
 
-            self._board = SummaryWriter(self.folder / "tensorboard")
+            # What was written after the checkpoint that the run went on from is not shown.
+            self._board = SummaryWriter(self.folder / "tensorboard", purge_step=characters)
         name = values.get("split", kind)
         for key, value in values.items():
             if isinstance(value, float | int):
@@ -293,18 +371,27 @@ def _peak_memory(device: torch.device) -> int:
     return peak if sys.platform == "darwin" else 1024 * peak
 
 
+def _processes(number: int) -> str:
+    return "one process" if number == 1 else f"{number} processes"
+
+
 @contextmanager
 def signals() -> Iterator[list[int]]:
-    """Inside, the first SIGINT or SIGTERM raises nothing and is put into the list; a second one is as usual."""
+    """Inside, SIGINT and SIGTERM raise nothing and are put into the list; a second Ctrl-C is as usual."""
     came: list[int] = []
     if threading.current_thread() is not threading.main_thread():
         yield came
         return
 
     def note(number: int, frame: FrameType | None) -> None:
+        now = time.monotonic()
+        if number == signal.SIGINT and came and now - first[0] > _ECHO:
+            signal.signal(number, before[number])
+            signal.raise_signal(number)
         came.append(number)
-        signal.signal(number, before[number])
+        first.append(now)
 
+    first: list[float] = []
     before: dict[int, Any] = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
     for number in before:
         signal.signal(number, note)

@@ -88,11 +88,11 @@ class Training:
             steps, before = self.stream.position - before, self.stream.position
             loss, asked = self._reduce(loss)
             norm = self._clip()
-            self.update += 1
-            self.steps += steps
             rate = self._set_rate()
             self.optimizer.step()
             self.optimizer.zero_grad(set_to_none=True)
+            self.update += 1
+            self.steps += steps
             yield Update(loss * self.normaliser, steps, rate, norm, asked)
         self.epoch += 1
         self.stream.rewind()
@@ -134,6 +134,7 @@ class Training:
         return norm
 
     def _set_rate(self) -> float:
+        """The rate at the segment's beginning: one that knew the segment's own length would weight it by it."""
         left = 1 - min(self.steps / self.total_steps, 1.0)
         factor = {"constant": 1.0, "linear": left, "cosine": (1 - math.cos(math.pi * left)) / 2}[self.options.schedule]
         for group in self.optimizer.param_groups:
@@ -173,8 +174,8 @@ class Training:
             self._draw_apart(self.update)  # other processes than before: dropout cannot be what it would have been
 
     def _draw_apart(self, update: int) -> None:
-        """Lets every process draw a dropout of its own; the parameters were drawn alike."""
-        if self.group.size > 1:
+        """Lets every process draw a dropout of its own, and none that was drawn before; the parameters were alike."""
+        if self.group.size > 1 or update:
             torch.manual_seed(hash((self.options.seed, update, self.group.size, self.group.rank)) % 2**63)
 
 

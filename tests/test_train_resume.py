@@ -1,0 +1,238 @@
+"""Runs of `artbp train` that are stopped, at any moment and in any way, and end as if they had been left alone."""
+
+from __future__ import annotations
+
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+if os.name != "posix":
+    pytest.skip("signals and forks as POSIX has them", allow_module_level=True)
+
+from trials import OFTEN, TINY, begin, finish, in_two_parts, outcome, train
+
+from artbp.train.checkpoints import Checkpoints, read
+
+UPDATE = "artbp.train.training:Training._reduce"
+
+
+@pytest.fixture(scope="module")
+def text(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    generator = random.Random(0)
+    words = ["the cat ", "sat on ", "a mat, ", "and then ", "it ran.\n"]
+    path = tmp_path_factory.mktemp("text") / "text.txt"
+    path.write_text("".join(generator.choice(words) for _ in range(900)), encoding="utf-8")
+    return path
+
+
+@pytest.fixture(scope="module")
+def alone(text: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The run that nobody stops."""
+    folder = tmp_path_factory.mktemp("alone") / "run"
+    end = train("--corpus", text, *TINY, "--out", folder)
+    assert (end.status, end.err) == (0, "")
+    return folder
+
+
+def test_two_runs_left_alone_are_the_same_bit_for_bit(text, alone, tmp_path):
+    assert train("--corpus", text, *TINY, *OFTEN, "--out", tmp_path / "run").status == 0
+    assert outcome(tmp_path / "run") == outcome(alone)
+
+
+def test_killed_at_25_random_moments(text, alone, tmp_path):
+    """SIGKILL 25 times, also while a checkpoint is written, which is every 0.02 s here."""
+    moments, folder, kills = random.Random(0), tmp_path / "run", 0
+    start = time.monotonic()
+    arguments = ("--corpus", text, *TINY, *OFTEN, "--out", folder)
+    assert train(*arguments[:-1], tmp_path / "probe").status == 0
+    whole = time.monotonic() - start
+    for _ in range(25):
+        process, here = begin(*arguments)
+        time.sleep(moments.uniform(0.05, 0.3) * whole)
+        process.kill()
+        kills += finish(process, here).status is None
+        if (folder / "config.json").exists():
+            arguments = ("--resume", folder, *OFTEN)
+    end = train(*arguments)
+    assert end.status == 0, end
+    assert kills > 10  # or the run had come to its end
+    assert outcome(folder) == outcome(alone)
+    assert not list(folder.rglob(".*"))
+
+
+def test_killed_at_every_change_of_a_file(text, alone, tmp_path):
+    """Each attempt goes on where the one before was killed, and is killed one change later."""
+    folder, number = tmp_path / "run", 1
+    arguments = ("--corpus", text, *TINY, "--out", folder)
+    while (end := train(*arguments, operation={"folder": str(folder), "at": number, "what": "kill"})).status is None:
+        number += 1
+        if (folder / "config.json").exists():
+            arguments = ("--resume", folder)
+    assert end.status == 0, end
+    assert number > 15
+    assert outcome(folder) == outcome(alone)
+    assert not list(folder.rglob(".*"))
+
+
+@pytest.mark.slow
+def test_killed_once_at_every_change_of_a_file(text, alone, tmp_path):
+    """From the beginning each time, so that all moments of all checkpoints are met."""
+    number = 1
+    while True:
+        folder = tmp_path / f"run-{number}"
+        begun = ("--corpus", text, *TINY, "--out", folder)
+        if train(*begun, operation={"folder": str(folder), "at": number, "what": "kill"}).status is not None:
+            break
+        end = train("--resume", folder) if (folder / "config.json").exists() else train(*begun)
+        assert end.status == 0, (number, end)
+        assert outcome(folder) == outcome(alone), number
+        number += 1
+    assert number > 30
+
+
+def test_several_seeds_are_resumed_as_a_whole(text, tmp_path):
+    whole, folder = tmp_path / "whole", tmp_path / "run"
+    assert train("--corpus", text, *TINY, "--runs", 3, "--seed", 5, "--out", whole).status == 0
+    arguments = ("--corpus", text, *TINY, "--runs", 3, "--seed", 5, "--out", folder)
+    ends = []
+    for number in (3, 22, 60, 110, 60):
+        ends.append(train(*arguments, operation={"folder": str(folder), "at": number, "what": "kill"}).status)
+        arguments = ("--resume", folder)
+    assert ends.count(None) >= 3
+    assert train(*arguments).status == 0
+    for seed in (5, 6, 7):
+        assert outcome(folder / f"seed-{seed}") == outcome(whole / f"seed-{seed}")
+    end = train(*arguments)
+    assert end.status == 0
+    assert end.out.count("finished: nothing was done") == 3
+
+
+@pytest.mark.slow
+def test_a_program_killed_25_times(text, alone, tmp_path):
+    """The same from a shell, importing and all."""
+    moments, folder, kills = random.Random(1), tmp_path / "run", 0
+    first = ["--corpus", text, *TINY, *OFTEN, "--out", folder]
+    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    while True:
+        command = ["--resume", folder, *OFTEN] if (folder / "config.json").exists() else first
+        program = [sys.executable, "-m", "artbp", "train", *map(str, command)]
+        process = subprocess.Popen(program, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, env=environment)
+        start = time.monotonic()
+        while not (folder / "checkpoints").exists() and process.poll() is None and time.monotonic() - start < 60:
+            time.sleep(0.01)
+        try:
+            process.wait(moments.uniform(0.0, 6.0) if kills < 25 else 300)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            kills += 1
+        _, err = process.communicate()
+        if process.returncode == 0:
+            break
+        assert process.returncode == -signal.SIGKILL, err
+    assert kills > 3
+    assert outcome(folder) == outcome(alone)
+
+
+# ---- signals ----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("number", "status"), [(signal.SIGTERM, 143), (signal.SIGINT, 130)])
+def test_a_signal_leaves_a_checkpoint_of_that_moment(number, status, text, alone, tmp_path):
+    folder = tmp_path / "run"
+    at = {"place": UPDATE, "numbers": [number], "call": 40}
+    end = train("--corpus", text, *TINY, "--out", folder, signal_at=at)
+    assert (end.status, end.err) == (status, "")
+    assert f"Stopped at update 40. `artbp train --resume {folder}` goes on from there." in end.out
+    assert read(folder / "checkpoints" / "last.pt")["update"] == 40
+    end = train("--resume", folder)
+    assert end.status == 0
+    assert "Going on from update 40, in pass 1 of 3." in end.out
+    assert outcome(folder) == outcome(alone)
+
+
+@pytest.mark.parametrize(
+    ("place", "call", "update"),
+    [
+        ("artbp.train.session:Session", 1, None),  # before the first update
+        ("artbp.train.evaluation:lane_losses", 1, "pass"),  # while it is evaluated
+        ("artbp.train.session:Session._test", 1, "pass"),  # at the very end
+        ("artbp.train.checkpoints:encode", 1, None),  # while a checkpoint is written
+    ],
+)
+def test_a_signal_at_an_odd_moment(place, call, update, text, alone, tmp_path):
+    folder = tmp_path / "run"
+    at = {"place": place, "numbers": [signal.SIGTERM], "call": call}
+    end = train("--corpus", text, *TINY, "--evaluation-lanes", 1, "--out", folder, signal_at=at)
+    assert (end.status, end.err) == (143, "")
+    state, _ = Checkpoints(folder).load()
+    if update is None:
+        assert state is None or state["update"] > 0
+    else:
+        assert state["stream"]["position"] == 0
+        assert state["epoch"] == (3 if "_test" in place else 1)
+    assert train("--resume", folder).status == 0
+    rows = outcome(folder)["rows"]
+    assert [row for row in rows if row["kind"] == "train"] == [
+        row for row in outcome(alone)["rows"] if row["kind"] == "train"
+    ]
+    assert sum(row["kind"] == "evaluation" for row in rows) == 3
+
+
+def test_a_second_sigterm_and_an_echo_of_ctrl_c_change_nothing(text, tmp_path):
+    """Schedulers repeat SIGTERM; under torchrun a terminal's Ctrl-C comes twice."""
+    for numbers, status in (([signal.SIGTERM] * 3, 143), ([signal.SIGINT] * 2, 130)):
+        folder = tmp_path / str(status)
+        at = {"place": UPDATE, "numbers": numbers, "call": 9}
+        assert train("--corpus", text, *TINY, "--out", folder, signal_at=at).status == status
+        assert read(folder / "checkpoints" / "last.pt")["update"] == 9
+
+
+def test_a_second_ctrl_c_ends_it_at_once(text, alone, tmp_path):
+    folder = tmp_path / "run"
+    at = {"place": UPDATE, "numbers": [signal.SIGINT] * 2, "call": 9, "apart": 1.2}
+    end = train("--corpus", text, *TINY, "--out", folder, signal_at=at)
+    assert (end.status, end.err) == (130, "interrupted\n")
+    assert not (folder / "checkpoints").exists()
+    end = train("--resume", folder)
+    assert end.status == 0
+    assert "There is no checkpoint yet: the run starts from its beginning." in end.out
+    assert outcome(folder) == outcome(alone)
+
+
+# ---- what a resume is told ----------------------------------------------------------------------------------------------
+
+
+def test_a_finished_run_says_so_and_is_left_as_it_is(alone):
+    before = {path: (path.stat().st_mtime_ns, path.stat().st_size) for path in alone.rglob("*")}
+    end = train("--resume", alone)
+    assert (end.status, end.out, end.err) == (0, f"{alone} holds this run, finished: nothing was done.\n", "")
+    assert {path: (path.stat().st_mtime_ns, path.stat().st_size) for path in alone.rglob("*")} == before
+
+
+def test_a_run_is_begun_with_relative_paths_and_resumed_through_a_link(text, alone, tmp_path):
+    at = {"place": UPDATE, "numbers": [signal.SIGTERM], "call": 50}
+    (tmp_path / "text.txt").write_bytes(text.read_bytes())
+    (tmp_path / "elsewhere").mkdir()
+    begun = ("--corpus", "text.txt", *TINY, "--out", "runs/one")
+    assert train(*begun, chdir={"folder": str(tmp_path)}, signal_at=at).status == 143
+    (tmp_path / "link").symlink_to("runs/one")
+    assert train("--resume", "../link/", chdir={"folder": str(tmp_path / "elsewhere")}).status == 0
+    assert outcome(tmp_path / "runs" / "one") == outcome(alone)
+
+
+def test_the_time_of_day_may_jump(text, alone, tmp_path):
+    folder = tmp_path / "run"
+    at = {"place": UPDATE, "numbers": [signal.SIGTERM], "call": 50}
+    assert train("--corpus", text, *TINY, *OFTEN, "--out", folder, signal_at=at, clock={"jump": 1e6}).status == 143
+    assert train("--resume", folder, *OFTEN, clock={"jump": 1e7}).status == 0
+    assert outcome(folder) == outcome(alone)
+
+
+def test_an_option_of_the_run_cannot_be_changed_on_the_way(alone):
+    assert "--lr 0.1" in in_two_parts(train("--resume", alone, "--lr", "0.1"), 2)
