@@ -168,6 +168,34 @@ def _influence_in_words() -> Iterator[str]:
     yield f"and of {long_low:.2f} to {long_high:.2f} after a million steps"
 
 
+@sentences("experiments")
+def _influence_costs() -> Iterator[str]:
+    times = load("influence-balancing/benchmark.json")["microseconds_per_step"]
+    truncated = [one["experiment"] for name, one in times.items() if name.startswith("Truncated")]
+    ours = times["ARTBP(PowerLaw(mean=16, alpha=6))"]["experiment"]
+    ratios = [one["ratio"] for name, one in times.items() if name != "default"]
+    yield f"costs {min(truncated):.0f} to {max(truncated):.0f} µs under truncated BPTT and {ours:.0f} µs under ARTBP"
+    yield f"costs {min(ratios):.1f} to {max(ratios):.1f} times as much"
+
+
+@table
+def sources() -> str:
+    """Everything under `results/` that a page shows: the command and, where the runs recorded it, their time."""
+    rows = []
+    for folder in ("", "long/", "noise/", "noise-long/"):
+        place = f"influence-balancing/{folder}"
+        config = load(f"{place}config.json")
+        flags = f" --steps {config['steps']}" * (config["steps"] != 100_000) + " --noise 1" * bool(config["noise"])
+        seconds = sum(run["seconds"] for run in load(f"{place}summary.json")["runs"])
+        rows.append([f"`results/{place}`", f"`artbp influence-balancing{flags}`", f"{short(seconds, 2)} s"])
+    for place in ("compare/influence-balancing", "compare/rnn", "compare/rnn-at-equal-memory", "lengths"):
+        command = load(f"{place}/config.json")["command"].partition(" --out")[0]
+        rows.append([f"`results/{place}/`", f"`{command}`", "–"])
+    for place, file in (("language-bias", "language-bias"), ("memory", "memory")):
+        rows.append([f"`results/{place}/`", f"`{load(f'{place}/{file}.json')['command'].partition(' --out')[0]}`", "–"])
+    return markdown(["data", "command", "time"], rows, left=2)
+
+
 # Estimators side by side
 
 
