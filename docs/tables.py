@@ -237,7 +237,7 @@ def language_bias() -> str:
             ),
             f"{row['bias']:.1%}" if row["estimator"].startswith("Truncated") else "0",
             f"{row['deviation']:.1%}" if row["deviation"] else "0",
-            f"{row['draw_cosine']:.3f}",
+            f"{row['draw_cosine']:.4f}",
         ]
         for row in found["rows"]
     ]

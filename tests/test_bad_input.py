@@ -152,10 +152,7 @@ def test_a_loss_that_is_no_tensor_or_needs_no_gradient(window):
 def test_inference_mode_records_nothing(window):
     with torch.inference_mode():
         check(
-            lambda: artbp.backprop(STEP, INPUTS, START, window=window),
-            RuntimeError,
-            r"requires grad",
-            r"inference_mode",
+            lambda: artbp.backprop(STEP, INPUTS, START, window=window), RuntimeError, r"requires grad", r"inference_mode"
         )
 
 

@@ -41,9 +41,7 @@ def gradients(
         inputs[i].requires_grad_()
     with torch.enable_grad():
         y, final = recurrence(mode, inputs[0], tuple(inputs[1 : 1 + len(hx)]), tuple(inputs[1 + len(hx) :]), links)
-    arriving = [
-        (output, gradient) for output, gradient in zip((y, *final), incoming, strict=True) if gradient is not None
-    ]
+    arriving = [(output, gradient) for output, gradient in zip((y, *final), incoming, strict=True) if gradient is not None]
     outputs, adjoints = zip(*arriving, strict=True)
     found = torch.autograd.grad(outputs, [inputs[i] for i in asked], adjoints, allow_unused=True)
     result: list[Tensor | None] = [None] * len(inputs)
