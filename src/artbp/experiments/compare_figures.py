@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 from pathlib import Path
+from typing import Any
 
 from matplotlib.axes import Axes
 from matplotlib.ticker import FuncFormatter, LogLocator
@@ -76,7 +77,7 @@ def _noise(axes: Axes, points: list[dict[str, float]], steps: int) -> None:
     axes.legend(frameon=False, fontsize=9)
 
 
-def _retention(axes: Axes, points: list[dict[str, float]]) -> None:
+def _retention(axes: Axes, points: list[dict[str, Any]]) -> None:
     axes.set_title("What is kept, on average, of the gradient over a lag")
     axes.set(xlabel="lag k, steps", ylabel="expected product of k links", ylim=(-0.03, 1.05))
     axes.set_xscale("symlog", linthresh=5)
