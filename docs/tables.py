@@ -217,6 +217,8 @@ def equal_memory() -> str:
 def _short_segments() -> Iterator[str]:
     rows = {row["estimator"]: row for row in load("compare/rnn/comparison.json")["rows"]}
     noise = [row["deviation"] for name, row in rows.items() if name.startswith("ARTBP")]
+    times = rows["UORO()"]["microseconds"] / rows["BPTT()"]["microseconds"]
+    yield f"({math.floor(times)} times BPTT's step for 32 units on a CPU)"
     yield (
         f"truncated BPTT is {rows['TruncatedBPTT(5)']['bias']:.0%} off at L = 5 and "
         f"{rows['TruncatedBPTT(20)']['bias']:.0%} at 20; ARTBP with a mean of 16 has {min(noise):.0%} to "
