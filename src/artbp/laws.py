@@ -214,8 +214,8 @@ class PowerLaw(Law):
 
     Args:
         mean: L0, above 1.
-        alpha: above 2. The variance of the *length* is finite above 3: below, memory without a window is unsteady, and
-            a warning says so. The gradient's variance is another matter (:mod:`artbp.diagnostics`).
+        alpha: above 2. The variance of the *length* is finite above 3: below, memory without a window is unsteady, as a
+            warning says. The gradient's variance is another matter (:mod:`artbp.diagnostics`).
 
     Example:
         >>> law = PowerLaw(mean=16, alpha=6)
