@@ -87,7 +87,7 @@ class RNN(_Linked, torch.nn.RNN):
     As :class:`LSTM`, with one state; `nonlinearity` is "tanh" or "relu".
 
     Example:
-        >>> links = torch.tensor([[1.0, 1.0], [0.0, 1.25], [1.25, 1.5]], dtype=torch.float64)  # of its own for each lane
+        >>> links = torch.tensor([[1.0, 1.0], [0.0, 1.25], [1.25, 1.5]], dtype=torch.float64)  # each lane its own
         >>> output, h = RNN(3, 5, nonlinearity="relu")(torch.randn(3, 2, 3), links=links)
         >>> output.shape
         torch.Size([3, 2, 5])

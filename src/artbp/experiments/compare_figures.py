@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 from pathlib import Path
+from typing import Any
 
 from matplotlib.axes import Axes
 from matplotlib.ticker import FuncFormatter, LogLocator
@@ -76,11 +77,13 @@ def _noise(axes: Axes, points: list[dict[str, float]], steps: int) -> None:
     axes.legend(frameon=False, fontsize=9)
 
 
-def _retention(axes: Axes, points: list[dict[str, float]]) -> None:
+def _retention(axes: Axes, points: list[dict[str, Any]]) -> None:
     axes.set_title("What is kept, on average, of the gradient over a lag")
     axes.set(xlabel="lag k, steps", ylabel="expected product of k links", ylim=(-0.03, 1.05))
     axes.set_xscale("symlog", linthresh=5)
-    for (color, marker, line), name in zip(MARKS, dict.fromkeys(p["method"] for p in points), strict=False):
+    colors = [ORANGE, *(color for color, *_ in MARKS[1:3]), BLUE]  # truncated and ARTBP as everywhere else
+    names = dict.fromkeys(p["method"] for p in points)
+    for color, (_, marker, line), name in zip(colors, MARKS, names, strict=False):
         own = [p for p in points if p["method"] == name]
         axes.plot(
             [p["lag"] for p in own],
@@ -90,7 +93,7 @@ def _retention(axes: Axes, points: list[dict[str, float]]) -> None:
             markersize=4,
             linestyle=line,
             linewidth=1.4,
-            label=name,
+            label=name.replace(", not", ",\nnot"),
         )
     axes.axhline(0, color=GREY, linewidth=0.6)
     axes.set_xticks([0, 5, 10, 50, 100, 300], ["0", "5", "10", "50", "100", "300"])
