@@ -300,7 +300,10 @@ class Tabulated(Law):
     _near = _FEW
 
     def __init__(self, hazards: Sequence[float] | Tensor) -> None:
-        values = np.asarray(hazards, dtype=np.float64)
+        try:
+            values = np.asarray(hazards, dtype=np.float64)
+        except ValueError:
+            values = np.zeros(())  # words, or rows of different lengths
         if values.ndim != 1:
             raise ValueError(
                 f"Tabulated(hazards) got {hazards!r}: it takes one hazard for each age, in a row. Pass a list."
