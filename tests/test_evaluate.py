@@ -302,7 +302,8 @@ def test_what_cannot_be_evaluated(typed, what, instead, run, capsys):
 
 
 @pytest.mark.parametrize(
-    ("content", "what"), [(b"", "too few"), (b"x", "too few"), (b"\xff\xfe\x00", "is not UTF-8"), (b"caf\xe9 ol", "UTF-8")]
+    ("content", "what"),
+    [(b"", "too few"), (b"x", "too few"), (b"\xff\xfe\x00", "is not UTF-8"), (b"caf\xe9 ol", "UTF-8")],
 )
 def test_texts_that_cannot_be_evaluated(content, what, run, tmp_path, capsys):
     path = tmp_path / "bad.txt"

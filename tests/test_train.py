@@ -156,17 +156,60 @@ def test_the_clip_shortens_the_gradient_and_says_how_long_it_was(corpus):
     assert moved == pytest.approx(clipped.options.lr * 1e-3, rel=1e-4)
 
 
-@pytest.mark.parametrize(
-    ("schedule", "ends"), [("constant", (1.0, 1.0)), ("linear", (1.0, 0.0)), ("cosine", (1.0, 0.0))]
-)
-def test_the_schedule_goes_from_the_rate_to_its_end(schedule, ends, corpus):
-    training = Training(options(schedule=schedule, lr=0.01), corpus, Group(), CPU)
-    rates = []
+SCHEDULES = {
+    "constant": lambda done: 1.0,
+    "linear": lambda done: 1 - done,
+    "cosine": lambda done: (1 + math.cos(math.pi * done)) / 2,
+}
+
+
+@pytest.mark.parametrize("method", ["artbp", "bptt"])
+@pytest.mark.parametrize("schedule", SCHEDULES)
+def test_the_rate_is_that_of_where_a_segment_begins(schedule, method, corpus):
+    training = Training(options(schedule=schedule, lr=0.01, method=method, window=50), corpus, Group(), CPU)
+    rates, before = [], 0
     while training.epoch < 2:
-        rates += [update.rate for update in training.updates()]
-    assert rates[0] / 0.01 == pytest.approx(ends[0], abs=0.01)
-    assert rates[-1] / 0.01 == pytest.approx(ends[1], abs=1e-12)
-    assert rates == sorted(rates, reverse=True)
+        for update in training.updates():
+            assert update.rate == pytest.approx(0.01 * SCHEDULES[schedule](before / training.total_steps), rel=1e-12)
+            assert {group["lr"] for group in training.optimizer.param_groups} == {update.rate}
+            before += update.steps
+            rates.append(update.rate)
+    assert before == training.total_steps
+    assert rates[0] == 0.01
+    assert rates[-1] > 0  # or the last update would be none
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"dropout": 0.4, "layers": 2},
+        {"weight_dropout": 0.4},
+        {"dropout": 0.3, "weight_dropout": 0.3, "layers": 2, "cell": "gru", "layer_norm": True},
+    ],
+)
+def test_a_window_that_is_run_again_drops_what_it_dropped_before(changes, corpus):
+    training = Training(options(window=5, **changes), corpus, Group(), CPU)
+    training.model.train()
+    inputs, targets = training.stream.take(17)
+    links = artbp.PowerLaw(mean=6, alpha=4).links(17)
+    state = training.model.initial_state(4)
+    torch.manual_seed(3)
+    loss, after = artbp.backprop(training.step, (inputs, targets), state, links, window=5)
+    found = [parameter.grad.clone() for parameter in training.model.parameters()]
+    training.model.zero_grad()
+
+    torch.manual_seed(3)  # the same windows as one graph, in which nothing is run again
+    expected, carried = torch.zeros((), dtype=torch.float64), state
+    for first in range(0, 17, 5):
+        rows = slice(first, first + 5)
+        of_window, carried = training.step((inputs[rows], targets[rows]), carried, links[rows])
+        expected = expected + of_window
+    expected.backward()
+    assert loss.item() == pytest.approx(expected.item(), rel=1e-12)
+    for one, parameter in zip(found, training.model.parameters(), strict=True):
+        torch.testing.assert_close(one, parameter.grad, rtol=1e-10, atol=1e-15)
+    for one, other in zip(*(s if isinstance(s, tuple) else (s,) for s in (after, carried)), strict=True):
+        torch.testing.assert_close(one, other.detach(), rtol=1e-12, atol=0)
 
 
 class Halves(Group):

@@ -81,7 +81,11 @@ def _command(options: Options, held: ExitStack) -> int:
         return _fail(str(error), 2)
     except GroupError as error:
         return _fail(str(error), 1)
-    except torch.OutOfMemoryError as error:
+    except (torch.OutOfMemoryError, MemoryError) as error:
+        return _fail(_out_of_memory(options, error), 1)
+    except RuntimeError as error:
+        if "can't allocate memory" not in str(error):  # torch's allocator on a CPU has no error of its own
+            raise
         return _fail(_out_of_memory(options, error), 1)
     except BrokenPipeError:
         raise  # nobody reads what is printed any more: no fault of the disk
@@ -150,6 +154,8 @@ def _runs(options: Options, group: Group, device: Any, came: list[int], held: Ex
             _summarise_all(options.out, folders)
         if status in STOPPED.values():
             break
+    if len(folders) > 1 and group.rank == 0 and not status:
+        print(f"All of them: `artbp compare-runs {options.out}`, `artbp plot {options.out}`.")
     return status
 
 
@@ -183,7 +189,7 @@ def _config(options: Options) -> dict[str, Any]:
 
 
 def _corpus(options: Options, group: Group) -> Corpus:
-    """The text, the same in all processes; process 0 reads it first, so that the others find it in the cache."""
+    """The text, long enough and the same everywhere; process 0 reads it first, and the others find it in the cache."""
     from artbp.train.corpus import CorpusError, embedded, from_file, penn_treebank
 
     def read() -> Corpus:
@@ -201,6 +207,13 @@ def _corpus(options: Options, group: Group) -> Corpus:
             raise CorpusError(
                 f"{corpus.name} is another text in process {group.rank} than in process 0: their SHA-256 differ.",
                 "Put the same text on all machines.",
+            )
+        characters = len(corpus.splits["train"])
+        if characters <= options.lanes:
+            raise CorpusError(
+                f"--lanes {options.lanes}: {corpus.name} has {characters:,} characters to train on, and each lane "
+                "takes one, and one to follow.",
+                f"Pass at most {characters - 1:,} with --lanes, or a longer text.",
             )
 
     group.agree(compare)
@@ -242,8 +255,7 @@ def _run(options: Options, folder: Path, corpus: Corpus, group: Group, device: A
     except DivergedError as error:
         if leads:
             _fail(
-                f"{error}.\nThe checkpoint in {folder / 'checkpoints'} is from before it. Lower --lr, or bound the "
-                "gradient with --clip (which biases it).",
+                f"{error}.\n{_kept(folder)} Lower --lr, or bound the gradient with --clip (which biases it).",
                 1,
             )
         group.gather(None)  # torchrun ends all processes as soon as one has failed: not before this is said
@@ -262,6 +274,11 @@ def _vocabulary(folder: Path, corpus: Corpus) -> None:
             "Restore that text, or start a new run with --out.",
         )
     write_json(path, {**corpus.vocabulary.to_json(), "digest": corpus.digest})
+
+
+def _kept(folder: Path) -> str:
+    last = folder / "checkpoints" / "last.pt"
+    return f"{last} is from before it." if last.exists() else "That was before the first checkpoint."
 
 
 def _conclude(folder: Path, summary: dict[str, Any]) -> None:
@@ -310,10 +327,14 @@ def _summarise_all(out: Path, folders: list[tuple[int, Path, bool]]) -> None:
 
 
 def _out_of_memory(options: Options, error: Exception) -> str:
-    window = f"--window {max(options.window // 2, 1) if options.window else 64}"
+    longest = [options.length] if options.method == "tbptt" else []
+    bounds = [*longest, *([options.window] if options.window else [])]
+    window = max(min(bounds) // 2, 1) if bounds else 64
+    what = (str(error).splitlines() or ["a MemoryError"])[0]
     return (
-        f"the accelerator's memory does not hold this run ({str(error).splitlines()[0]})\n"
-        f"Pass {window}, which bounds memory and leaves the gradient as it is, or fewer --lanes, or a smaller --hidden."
+        f"memory does not hold this run ({what})\n"
+        f"Pass --window {window}, which bounds memory and leaves the gradient as it is, or fewer --lanes, or a smaller "
+        "--hidden."
     )
 
 

@@ -28,7 +28,7 @@ def dry_run(options: Options, corpus: Corpus, group: Group, device: Any) -> str:
         *corpus.notes,
         f"parameters    {parameters:,}",
         f"steps         {options.epochs} passes of {steps:,} in {options.lanes} lanes "
-        f"({training.stream.remainder} characters left over)",
+        f"({training.stream.remainder} left over)",
         f"updates       about {updates:,.0f}",
     ]
     if not math.isfinite(mean):
@@ -41,12 +41,12 @@ def dry_run(options: Options, corpus: Corpus, group: Group, device: Any) -> str:
     longest = _longest_step(options, steps)
     probe = Training(dataclasses.replace(options, method="tbptt", length=longest), corpus, group, device)
     bytes_at_peak = peak(lambda: list(islice(probe.updates(), 1)), device)
-    bound = "" if not options.window else f", which --window {options.window} bounds it to"
+    bound = f", and no more for any longer: --window {options.window}" if 0 < options.window < longest else ""
     return "\n".join(
         [
             *lines,
             f"time          about {_words(seconds)} on {device}, evaluations left out",
-            f"peak memory   about {bytes_at_peak / 2**20:,.0f} MiB for a segment of {longest:,} steps{bound}",
+            f"peak memory   about {bytes_at_peak / 2**20:,.1f} MiB for a segment of {longest:,} steps{bound}",
         ]
     )
 

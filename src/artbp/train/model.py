@@ -57,14 +57,20 @@ class CharacterModel(nn.Module):
 
     def forward(self, characters: Tensor, state: Any = None, links: Tensor | None = None) -> tuple[Tensor, Any]:
         """(logits (T, B, V), state after the last step), for symbols (T, B) and the state before the first."""
+        features, state = self.features(characters, state, links)
+        return self.decoder(features), state
+
+    def features(self, characters: Tensor, state: Any = None, links: Tensor | None = None) -> tuple[Tensor, Any]:
+        """What the logits are made of, (T, B, H), and the state after the last step."""
         if self.embedding is None:
-            x = F.one_hot(characters, self.symbols).to(self.decoder.weight.dtype)  # (T, B, V)
+            x = self.decoder.weight.new_zeros(*characters.shape, self.symbols)  # (T, B, V)
+            x.scatter_(-1, characters.unsqueeze(-1), 1.0)
         else:
             x = self.embedding(characters)  # (T, B, E)
         output, state = self._recur(x, state, links)  # (T, B, H)
         if self.norm is not None:
             output = self.norm(output)
-        return self.decoder(self.dropout(output)), state
+        return self.dropout(output), state
 
     def initial_state(self, lanes: int) -> Any:
         """The state before the first symbol, zeros: what `state=None` stands for, as tensors (layers, lanes, H)."""

@@ -41,8 +41,7 @@ class Options:
     """where large texts are kept as symbols; by default a folder of the user's"""
 
     method: Method = "artbp"
-    """artbp; tbptt: truncated BPTT, cut every --length steps; random: cut as artbp does, but not compensated; bptt: one
-    update a pass"""
+    """artbp; tbptt: truncated BPTT, cut every --length steps; random: cut likewise, not compensated; bptt: a pass"""
     mean: float = 50
     """artbp, random: mean length of a segment"""
     alpha: float = 4
@@ -75,7 +74,7 @@ class Options:
     """passes over the training text"""
     optimizer: Literal["adam", "adamw", "sgd", "rmsprop"] = "adam"
     """how parameters are updated, after every segment"""
-    lr: float = 2e-3
+    lr: float = 5e-3
     """the rate of learning"""
     schedule: Literal["constant", "linear", "cosine"] = "constant"
     """how the rate goes down to 0 over the run, if it does"""
@@ -181,7 +180,8 @@ def _check_law(options: Options) -> None:
     try:
         estimator(options)
     except (ValueError, TypeError) as error:
-        raise OptionError(f"--mean {options.mean:g} --alpha {options.alpha:g}: {error}") from None
+        what, _, instead = str(error).partition(". ")
+        raise OptionError(f"--mean {options.mean:g} --alpha {options.alpha:g}: {what}.\n{instead}") from None
 
 
 def _names() -> list[str]:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import shutil
 import sys
 import time
 from types import TracebackType
@@ -26,7 +28,7 @@ class Progress:
             initial=done,
             unit="char",
             unit_scale=True,
-            dynamic_ncols=True,
+            **_size(),
             smoothing=0.1,
             disable=True if silent else None,  # None: where there is no terminal
         )
@@ -66,6 +68,18 @@ class Progress:
         if not self.silent:
             tqdm.write(line, file=sys.stdout)
             sys.stdout.flush()
+
+
+def _size() -> dict[str, Any]:
+    """As large as the terminal is at the moment; a usual size for one that does not know, as in some containers."""
+    try:
+        known = os.get_terminal_size(sys.stderr.fileno()).columns > 0
+    except (AttributeError, OSError, ValueError):  # no terminal
+        known = True
+    if known:
+        return {"dynamic_ncols": True}
+    columns, lines = shutil.get_terminal_size()
+    return {"ncols": columns, "nrows": lines}
 
 
 def _clock(seconds: float) -> str:

@@ -167,11 +167,11 @@ def _prepare(folder: Path, config: dict[str, Any], *, resume: bool, overwrite: b
         if resume and _complete(folder):
             return True
         _remove_temporary(folder)
-        if overwrite:
+        if overwrite or not (resume or _trained(folder)):  # where a mistyped --corpus ended a run, nothing is lost
             _clear(folder)
         elif resume:
             if not (folder / "env.json").exists():  # it was killed, or the disk was full, just before
-                write_json(folder / "env.json", environment())
+                write_json(folder / "env.json", _environment())
             return False
         else:
             refuse_other(folder, config)
@@ -187,9 +187,28 @@ def _prepare(folder: Path, config: dict[str, Any], *, resume: bool, overwrite: b
             raise FolderError(f"{folder} is not empty, and holds no run.", "Pass a new folder with --out.")
     folder.mkdir(parents=True, exist_ok=True)
     write_json(folder / "config.json", config)
-    write_json(folder / "env.json", environment())
+    write_json(folder / "env.json", _environment())
     sync(folder)
     return False
+
+
+def _environment() -> dict[str, Any]:
+    """Versions and the kind of machine, with its accelerator."""
+    import torch  # which a run imports anyway, and reading folders does not wait for
+
+    cuda = torch.cuda.is_available()
+    return {
+        **environment(),
+        "threads": torch.get_num_threads(),
+        "accelerator": torch.cuda.get_device_name() if cuda else None,
+        "cuda": torch.version.cuda if cuda else None,
+    }
+
+
+def _trained(folder: Path) -> bool:
+    """Whether anything came out of the run, or of one of its seeds."""
+    places = [folder, *folder.glob("seed-*")]
+    return any((place / name).exists() for place in places for name in ("metrics.jsonl", "checkpoints"))
 
 
 def _complete(folder: Path) -> bool:

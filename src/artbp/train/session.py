@@ -241,7 +241,11 @@ class Session:
         valid, seconds = self._evaluation("valid", self._pause)
         epoch = self.training.epoch - 1
         if valid is not None:
-            values = {"bpc": valid.bpc, "median_lane_bpc": valid.median_lane_bpc, "worst_lane_bpc": valid.worst_lane_bpc}
+            values = {
+                "bpc": valid.bpc,
+                "median_lane_bpc": valid.median_lane_bpc,
+                "worst_lane_bpc": valid.worst_lane_bpc,
+            }
             self._write("evaluation", epoch, split="valid", **values, seconds=round(seconds, 3))
         self.evaluated = self.training.epoch
         better = valid is not None and (self.best["bpc"] is None or valid.bpc < self.best["bpc"])

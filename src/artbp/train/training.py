@@ -101,6 +101,11 @@ class Training:
     def step(self, inputs: tuple[Tensor, Tensor], state: Any, links: Tensor | None) -> tuple[Tensor, Any]:
         """The protocol of :func:`artbp.backprop`: (the scaled loss of some steps, the state after them)."""
         characters, targets = inputs  # (T, B)
+        if not torch.is_grad_enabled() and not self.options.compile:
+            # The way to a later window: it wants the state alone. (Compiled, dropout would be drawn in another way.)
+            with self.autocast():
+                _, state = self.model.features(characters, state, links)
+            return torch.zeros((), device=characters.device), state
         with self.autocast():
             logits, state = self._forward(characters, state, links)  # (T, B, V)
         loss = losses(logits, targets, "sum")
