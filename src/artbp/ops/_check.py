@@ -131,7 +131,7 @@ def _check_kind(name: str, tensor: Tensor, weight: Tensor, widened: bool) -> Non
     if tensor.dtype != weight.dtype and not widened:
         raise ValueError(
             f"RNN {name} dtype ({tensor.dtype}) does not match weight dtype ({weight.dtype}): they meet in one product."
-            f" Convert it with {name}.to({weight.dtype}), or the layer with layer.to({tensor.dtype})."
+            f" Convert {name}: {name}.to({weight.dtype}), or convert model: model.to({tensor.dtype})."
         )
 
 
