@@ -71,16 +71,19 @@ def test_the_enumeration_sees_a_bias(mode: str, path: Any, dtype: torch.dtype) -
 @pytest.mark.parametrize("behind", [float("inf"), float("nan")])
 @pytest.mark.parametrize("per_lane", [False, True])
 @pytest.mark.parametrize(("mode", "path", "dtype"), PATHS)
-def test_a_cut_is_an_exact_zero(mode: str, path: Any, dtype: torch.dtype, per_lane: bool, behind: float) -> None:
-    """Inf or nan arrives behind lane 0's cut at step 3: before it, the gradients are as if the lane ended there."""
+@pytest.mark.parametrize("output", [0, -1])
+def test_a_cut_is_an_exact_zero(
+    mode: str, path: Any, dtype: torch.dtype, per_lane: bool, behind: float, output: int
+) -> None:
+    """Inf or nan arrives behind lane 0's cut at step 3, at an output or a final state: nothing of it before the cut."""
     T, B, cut = 6, 2, 3
     links = torch.full((T, B) if per_lane else (T,), 1.1, dtype=torch.float64)
     links[(cut, 0) if per_lane else cut] = 0.0
     problem = draw(mode, T, B, 3, 4, links=links, seed=4, dtype=dtype)
     clean = specified(problem)
-    adjoint = problem.adjoints[0].clone()
-    adjoint[cut + 1, 0] = behind
-    found = evaluate(path, Problem(mode, *_parts(problem), links, (adjoint, *problem.adjoints[1:])), dtype)
+    adjoints = [adjoint.clone() for adjoint in problem.adjoints]
+    adjoints[output][(cut + 1, 0) if output == 0 else 0] = behind
+    found = evaluate(path, Problem(mode, *_parts(problem), links, tuple(adjoints)), dtype)
     states = len(problem.hx)
     x_gradient, x_clean = found[1 + states], clean[1 + states]
     assert not x_gradient[cut, 0].isfinite().all()
@@ -109,13 +112,13 @@ def test_nothing_crosses_a_cut(mode: str, path: Any, dtype: torch.dtype, per_lan
 @pytest.mark.parametrize("last_only", [False, True])
 @pytest.mark.parametrize(("mode", "path", "dtype"), PATHS)
 def test_nothing_crosses_the_cut_of_one_lane(mode: str, path: Any, dtype: torch.dtype, last_only: bool) -> None:
-    """Lane 1 is cut, the others are not; what lies behind is 1e20 times as large as before the cut, or all there is."""
+    """Lane 1 is cut, the others are not; what lies behind is 1e15 times as large as before the cut, or all there is."""
     T, B, cut = 8, 3, 5
     links = torch.full((T, B), 1.5, dtype=torch.float64)
     links[cut, 1] = 0.0
     problem = draw(mode, T, B, 3, 4, links=links, seed=4, dtype=dtype)
     adjoints = [torch.zeros_like(adjoint) for adjoint in problem.adjoints]
-    adjoints[0][-1] = 1e20
+    adjoints[0][-1] = 1e15
     if not last_only:
         adjoints[0][:cut] = problem.adjoints[0][:cut]
     found = evaluate(path, Problem(mode, *_parts(problem), links, tuple(adjoints)), dtype)
@@ -155,7 +158,7 @@ def test_coded_cuts_serve_adjoints_of_any_size(dtype: torch.dtype, mean: int, si
 _COARSE = {torch.float32: 2e-6, torch.bfloat16: 1e-2}
 
 
-@pytest.mark.parametrize("size", [1e-25, 1e25])
+@pytest.mark.parametrize("size", [1e-34, 1e25])
 def test_sizes_that_coded_weights_leave_no_room_for_are_exact_all_the_same(size: float) -> None:
     problem = draw("LSTM", 20, 3, 4, 5, links="lanes", dtype=torch.float32)
     scaled = tuple((size * adjoint).float().double() for adjoint in problem.adjoints)

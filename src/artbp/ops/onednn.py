@@ -10,10 +10,10 @@ Cost beside torch.nn's: four passes over tensors of the size of x or y where lin
 one throughout a window; a copy of y where there are several windows.
 
 With a link for each lane the windows are coded ones, in which a cut is a factor of 2^-48. The backward looks whether
-that is as good as a cut: whether all that arrives is finite and, just before every cut, within 2^-20 of the largest, so
+that is as good as a cut: whether all is finite, and what arrives just before every cut within 2^-20 of the largest, so
 that what leaks is 2^-28 of what is there, below float32's resolution. Where it is not (a loss on the last step alone,
 inf or nan behind a cut), the batched path, whose cuts are exact zeros, computes the gradient instead: correct always,
-at three times the price then.
+at some three times the price then.
 """
 
 from __future__ import annotations
@@ -138,11 +138,10 @@ def _scale(window: Window, incoming: Gradients) -> float | None:
     if window.before is None:
         return 1.0
     d_y = incoming[0]
-    sizes = [_size(gradient) for gradient in incoming if gradient is not None]
-    largest, least = max(sizes), math.inf
+    largest, least = max(_size(gradient) for gradient in incoming if gradient is not None), math.inf
     if len(window.before):
         least = 0.0 if d_y is None else float(d_y.flatten(0, 1).index_select(0, window.before).abs().amax(1).min())
-    if not all(map(math.isfinite, sizes)) or least * CONTRAST < largest:
+    if least * CONTRAST < largest:
         return None
     if not 2.0**-64 <= largest <= 2.0**64:
         return 1.0 if largest == 0.0 else None
@@ -156,6 +155,7 @@ def _size(gradient: Tensor) -> float:
 
 
 def _finite(gradients: Sequence[Tensor]) -> bool:
+    """Whether inf or nan was anywhere: behind a coded cut, which it crosses, or where a weight had too little room."""
     return math.isfinite(sum(float(gradient.sum()) for gradient in gradients))
 
 
