@@ -136,6 +136,17 @@ def test_only_what_requires_grad_gets_one(path: object, kind: str, kept: int) ->
 
 
 @pytest.mark.parametrize("path", [onednn.recurrence, batched.recurrence])
+@pytest.mark.parametrize("kind", ["shared", "lanes"])
+def test_tensors_may_lie_in_memory_as_they_like(path: object, kind: str) -> None:
+    problem = draw("LSTM", 6, 2, 3, 4, links=kind, seed=3, dtype=torch.float32)
+    turned = [torch.stack((tensor, tensor), -1)[..., 0].mT.contiguous().mT if tensor.dim() > 1 else tensor
+              for tensor in problem.inputs]  # fmt: skip
+    problem = type(problem)("LSTM", turned[0], tuple(turned[1:3]), tuple(turned[3:]), problem.links, problem.adjoints)
+    assert not problem.hx[0].is_contiguous()
+    assert distance(evaluate(path, problem, torch.float32), specified(problem)) <= 2e-6
+
+
+@pytest.mark.parametrize("path", [onednn.recurrence, batched.recurrence])
 def test_the_backward_can_be_run_twice(path: object) -> None:
     problem = draw("LSTM", 6, 2, 3, 4, links="shared", dtype=torch.float32)
     leaves = [tensor.float().requires_grad_() for tensor in problem.inputs]

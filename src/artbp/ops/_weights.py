@@ -52,7 +52,7 @@ class Window:
         return gradient if self.edge == 1.0 else gradient * self.edge
 
 
-_known: dict[tuple[int, bool], tuple[weakref.ref[Tensor], int, torch.device, list[Window]]] = {}
+_known: dict[tuple[int, bool, torch.device], tuple[weakref.ref[Tensor], int, list[Window]]] = {}
 
 
 def windows(links: Tensor, device: torch.device) -> list[Window]:
@@ -72,13 +72,13 @@ def coded_windows(links: Tensor, device: torch.device) -> list[Window]:
 
 
 def _remembered(coded: bool, links: Tensor, device: torch.device) -> list[Window]:
-    key = id(links), coded
+    key = id(links), coded, device
     known = _known.get(key)  # tuples, read and written whole, so that threads may race for them
-    if known is not None and known[0]() is links and known[1] == links._version and known[2] == device:
-        return known[3]
+    if known is not None and known[0]() is links and known[1] == links._version:
+        return known[2]
     values = links.numpy()
     found = list(_coded(values, device)) if coded else [_window(values, *span, device) for span in _spans(values)]
-    _known[key] = weakref.ref(links, lambda _: _known.pop(key, None)), links._version, device, found
+    _known[key] = weakref.ref(links, lambda _: _known.pop(key, None)), links._version, found
     return found
 
 
