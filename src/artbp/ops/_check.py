@@ -55,7 +55,9 @@ def links(given: Any, steps: int, lanes: int | None, lanes_first: bool) -> Tenso
 @lru_cache(maxsize=512)
 def _sequence(data: bytes, single: bool) -> Tensor:
     """Links (T,) from their bytes. Segments of one length have the same links: those are checked, and kept, once."""
-    return torch.from_numpy(_checked(np.frombuffer(data, np.float32 if single else np.float64).astype(np.float64)))
+    values = _checked(np.frombuffer(data, np.float32 if single else np.float64).astype(np.float64))
+    with torch.inference_mode(False):  # whoever asks first, a backward may be the next
+        return torch.from_numpy(values)
 
 
 def _checked(values: NDArray[np.float64]) -> NDArray[np.float64]:
