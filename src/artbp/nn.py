@@ -15,7 +15,7 @@ from torch.nn.utils.rnn import PackedSequence
 
 from artbp._link import link
 from artbp.ops import _check, _stack, dispatch
-from artbp.ops._weights import windows
+from artbp.ops._weights import only_first
 
 __all__ = ["GRU", "LSTM", "RNN", "convert", "linked"]
 
@@ -106,8 +106,7 @@ def _forward(layer: _Linked, plain: Any, source: Any, hx: Any, given: Tensor) ->
         return plain(source, hx)
     if transformed:
         return _stack.run(layer, sequences, links)
-    spans = windows(links, links.device)
-    if len(spans) == 1 and spans[0].weights is None:  # the edge into the call is all there may be to scale, or to cut
+    if only_first(links):  # the edge into the call is all there may be to scale, or to cut
         edge_is_one = bool((links[0] == 1).all())
         return plain(source, hx if hx is None or edge_is_one else link(hx, links[0], dim=1))
     return _stack.run(layer, sequences, links)
