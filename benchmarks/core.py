@@ -13,7 +13,7 @@ import json
 import statistics
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from time import perf_counter
 
@@ -41,20 +41,29 @@ def interleaved(variants: dict[str, Callable[[], object]], rounds: int = ROUNDS)
 def link_cost(lanes: int, size: int, steps: int) -> dict[str, float]:
     """A loop over an LSTMCell, forward and backward, with and without a link on its pair of states; per step."""
     cell, x = torch.nn.LSTMCell(size, size), torch.randn(lanes, size)
-    per_lane = torch.full((lanes,), 1.25, dtype=torch.float64)
+    numbers, drawn = [1.25] * steps, torch.full((steps,), 1.25, dtype=torch.float64)
+    per_lane = torch.full((steps, lanes), 1.25, dtype=torch.float64)
 
-    def loop(factor: float | torch.Tensor | None) -> None:
+    def loop(factors: Sequence[float] | torch.Tensor | None) -> None:
         state = torch.zeros(lanes, size), torch.zeros(lanes, size)
-        for _ in range(steps):
-            if factor is not None:
-                state = artbp.link(state, factor)
+        for t in range(steps):
+            if factors is not None:
+                state = artbp.link(state, factors[t])
             state = cell(x, state)
         state[0].sum().backward()
 
-    times = interleaved({"plain": lambda: loop(None), "link": lambda: loop(1.25), "lanes": lambda: loop(per_lane)})
+    times = interleaved(
+        {
+            "plain": lambda: loop(None),
+            "link": lambda: loop(numbers),
+            "drawn": lambda: loop(drawn),
+            "lanes": lambda: loop(per_lane),
+        }
+    )
     return {
         "step_microseconds": times["plain"] / steps * 1e6,
         "link_ratio": times["link"] / times["plain"],
+        "link_from_a_tensor_ratio": times["drawn"] / times["plain"],
         "link_per_lane_ratio": times["lanes"] / times["plain"],
     }
 

@@ -5,9 +5,9 @@
 
 At the parameters of the run's best checkpoint some stretches of the training text, of 1,500 steps and as many lanes as
 the run had, are gone through by the exact gradient, by truncated BPTT of several lengths, and by ARTBP several times,
-with cuts that all lanes share and with cuts of their own. All norms are relative to the exact gradient's of the stretch,
-and averaged over the stretches. The data's own noise is the spread of the stretches' exact gradients around their mean,
-on the same scale: what an estimate from one such stretch is off by, truncated or not. Nothing is timed.
+with cuts that all lanes share and with cuts of their own. All norms are relative to the exact gradient's of the
+stretch, and averaged over the stretches. The data's own noise is the spread of the stretches' exact gradients around
+their mean, on the same scale: what an estimate from one such stretch is off by, truncated or not. Nothing is timed.
 """
 
 from __future__ import annotations

@@ -168,6 +168,34 @@ def _influence_in_words() -> Iterator[str]:
     yield f"and of {long_low:.2f} to {long_high:.2f} after a million steps"
 
 
+@sentences("experiments")
+def _influence_costs() -> Iterator[str]:
+    times = load("influence-balancing/benchmark.json")["microseconds_per_step"]
+    truncated = [one["experiment"] for name, one in times.items() if name.startswith("Truncated")]
+    ours = times["ARTBP(PowerLaw(mean=16, alpha=6))"]["experiment"]
+    ratios = [one["ratio"] for name, one in times.items() if name != "default"]
+    yield f"costs {min(truncated):.0f} to {max(truncated):.0f} µs under truncated BPTT and {ours:.0f} µs under ARTBP"
+    yield f"costs {min(ratios):.1f} to {max(ratios):.1f} times as much"
+
+
+@table
+def sources() -> str:
+    """Everything under `results/` that a page shows: the command and, where the runs recorded it, their time."""
+    rows = []
+    for folder in ("", "long/", "noise/", "noise-long/"):
+        place = f"influence-balancing/{folder}"
+        config = load(f"{place}config.json")
+        flags = f" --steps {config['steps']}" * (config["steps"] != 100_000) + " --noise 1" * bool(config["noise"])
+        seconds = sum(run["seconds"] for run in load(f"{place}summary.json")["runs"])
+        rows.append([f"`results/{place}`", f"`artbp influence-balancing{flags}`", f"{short(seconds, 2)} s"])
+    for place in ("compare/influence-balancing", "compare/rnn", "compare/rnn-at-equal-memory", "lengths"):
+        command = load(f"{place}/config.json")["command"].partition(" --out")[0]
+        rows.append([f"`results/{place}/`", f"`{command}`", "–"])
+    for place, file in (("language-bias", "language-bias"), ("memory", "memory")):
+        rows.append([f"`results/{place}/`", f"`{load(f'{place}/{file}.json')['command'].partition(' --out')[0]}`", "–"])
+    return markdown(["data", "command", "time"], rows, left=2)
+
+
 # Estimators side by side
 
 
@@ -189,6 +217,8 @@ def equal_memory() -> str:
 def _short_segments() -> Iterator[str]:
     rows = {row["estimator"]: row for row in load("compare/rnn/comparison.json")["rows"]}
     noise = [row["deviation"] for name, row in rows.items() if name.startswith("ARTBP")]
+    times = rows["UORO()"]["microseconds"] / rows["BPTT()"]["microseconds"]
+    yield f"({math.floor(times)} times BPTT's step for 32 units on a CPU)"
     yield (
         f"truncated BPTT is {rows['TruncatedBPTT(5)']['bias']:.0%} off at L = 5 and "
         f"{rows['TruncatedBPTT(20)']['bias']:.0%} at 20; ARTBP with a mean of 16 has {min(noise):.0%} to "
@@ -209,7 +239,7 @@ def language_bias() -> str:
             ),
             f"{row['bias']:.1%}" if row["estimator"].startswith("Truncated") else "0",
             f"{row['deviation']:.1%}" if row["deviation"] else "0",
-            f"{row['draw_cosine']:.3f}",
+            f"{row['draw_cosine']:.4f}",
         ]
         for row in found["rows"]
     ]
@@ -220,6 +250,7 @@ def language_bias() -> str:
 def _language_in_words() -> Iterator[str]:
     found = load("language-bias/language-bias.json")
     yield f"over {found['steps']:,} steps and {found['model']['lanes']} lanes"
+    yield f"({found['bits']:.2f} bits)"
     yield f"differs by {found['data_deviation']:.0%} from one such stretch of text to another"
 
 
@@ -236,6 +267,11 @@ def _ratio(row: dict[str, Any], name: str = "auto") -> float:
     return float(milliseconds / row["ms"]["torch.nn"])
 
 
+def _size(numbers: Iterable[Any]) -> str:
+    """Sizes, in one line however narrow the page is."""
+    return ",\u00a0".join(map(str, numbers))
+
+
 KINDS = {"fp32": "float32", "tf32": "TF32", "bf16": "bfloat16"}
 
 
@@ -245,7 +281,7 @@ def layers_h200() -> str:
     columns = [(layers, kind) for layers in (1, 2) for kind in KINDS]
     found = {(tuple(row["size"]), row["layers"], row["kind"]): _ratio(row) for row in _h200("fixed")}
     head = ["T, B, I, H", *KINDS.values(), *(f"2 layers, {name}" for name in KINDS.values())]
-    rows = [[", ".join(map(str, size)), *(f"{found[size, *column]:.2f}" for column in columns)] for size in sizes]
+    rows = [[_size(size), *(f"{found[size, *column]:.2f}" for column in columns)] for size in sizes]
     means = [geometric_mean(found[size, *column] for size in sizes) for column in columns]
     return markdown(head, [*rows, ["*geometric mean*", *(f"*{mean:.2f}*" for mean in means)]])
 
@@ -255,12 +291,12 @@ def layers_h200_floor() -> str:
     rows = {(tuple(row["size"]), row["kind"]): row for row in _h200("fixed") if row["layers"] == 1}
     sizes = dict.fromkeys(size for size, _ in rows)
     names = ("auto", "floor", "loop")
-    head = ["T, B, I, H", *(f"{KINDS[kind]}: {name}" for kind in ("fp32", "tf32") for name in ("ours", *names[1:]))]
+    head = ["T, B, I, H", *(f"{KINDS[kind]}, {name}" for kind in ("fp32", "tf32") for name in ("ours", *names[1:]))]
     return markdown(
         head,
         [
             [
-                ", ".join(map(str, size)),
+                _size(size),
                 *(short(_ratio(rows[size, kind], name), 2) for kind in ("fp32", "tf32") for name in names),
             ]
             for size in sizes
@@ -275,7 +311,7 @@ def layers_h200_sampled() -> str:
         found.setdefault((tuple(row["size"]), row["lanes"]), {})[row["kind"]] = row["ratio"]
     head = ["L0, B, I, H", "links", *KINDS.values()]
     rows = [
-        [", ".join(map(str, size)), "per lane" if lanes else "shared", *(f"{ratios[kind]:.2f}" for kind in KINDS)]
+        [_size(size), "per lane" if lanes else "shared", *(f"{ratios[kind]:.2f}" for kind in KINDS)]
         for (size, lanes), ratios in found.items()
     ]
     means = [f"*{geometric_mean(ratios[kind] for ratios in found.values()):.2f}*" for kind in KINDS]
@@ -323,7 +359,7 @@ def layers_cpu() -> str:
     )
     rows = [
         [
-            f"{kind}, {size.replace('x', ', ')}",
+            f"{kind}, {_size(size.split('x'))}",
             torch_nn(kind, size),
             cell(kind, size, "shared"),
             cell(kind, size, "lanes"),
@@ -357,6 +393,57 @@ def memory() -> str:
         for name, length in lengths
     ]
     return markdown(head, rows)
+
+
+# The README
+
+
+@table
+def measured() -> str:
+    """The whole in a few lines, each with the page that has the rest."""
+    runs = _runs("")
+    truncated = {length: _loss(runs[f"TruncatedBPTT({length})"]) for length in (10, 100, 200)}
+    ours = _loss(runs["ARTBP(PowerLaw(mean=16, alpha=6))"])
+    language = load("language-bias/language-bias.json")
+    estimates = {row["estimator"]: row for row in language["rows"]}
+    bias = estimates["TruncatedBPTT(50, window=100)"]["bias"]
+    noise = estimates["ARTBP(PowerLaw(mean=50, alpha=4), window=100)"]["deviation"]
+    single = [row for row in _h200("fixed") if row["layers"] == 1]
+    gpu = {kind: geometric_mean(_ratio(row) for row in single if row["kind"] == kind) for kind in KINDS}
+    cpu = [row["ratio"] for (kind, _, links), row in _cpu().items() if kind == "LSTM" and links == "shared"]
+    held = {row["window"]: row for row in load("memory/memory.json")["rows"] if row["segment"] == "longest of 1,570"}
+    whole, windows = (held[window]["bytes"] / 2**20 for window in (None, 64))
+    pages = "docs/{}.md".format
+    rows = [
+        [
+            "Influence balancing, average loss over 100,000 steps",
+            f"truncated BPTT over 10, 100, 200 steps: {truncated[10]}, {truncated[100]}, {truncated[200]}; "
+            f"ARTBP, 16 on average, five seeds: {ours}",
+            f"[Experiments]({pages('experiments')})",
+        ],
+        [
+            f"Gradient of a character model, Penn Treebank, {language['steps']:,} steps",
+            f"truncated BPTT(50): {bias:.1%} bias; ARTBP, mean 50: {noise:.1%} noise, no bias; "
+            f"from text to text it differs by {language['data_deviation']:.0%}",
+            f"[Questions]({pages('faq')})",
+        ],
+        [
+            "LSTM with links on an H200, time over torch.nn's (cuDNN)",
+            ", ".join(f"{KINDS[kind]} {ratio:.2f}" for kind, ratio in gpu.items()) + " (means over eight sizes)",
+            f"[Speed]({pages('speed')})",
+        ],
+        [
+            "LSTM with links on one CPU core, time over torch.nn's",
+            f"{min(cpu):.2f} to {max(cpu):.2f} over four sizes, random lengths",
+            f"[Speed]({pages('speed')})",
+        ],
+        [
+            "Memory of the longest of 1,570 segments of mean 50",
+            f"whole {short(whole)} MiB, `window=64` {short(windows)} MiB",
+            f"[Memory]({pages('memory')})",
+        ],
+    ]
+    return markdown(["", "measured", "more"], rows, left=3)
 
 
 def main() -> None:

@@ -32,6 +32,21 @@ def numpy_2(monkeypatch):
     monkeypatch.setattr(interpreter, "_patch_lang_tensor", patched)
 
 
+@pytest.fixture(autouse=True)
+def masks_stay_bool(monkeypatch):
+    """Triton 3.9 spreads a comparison of two numbers over a block as int32, and then takes no such mask."""
+    builder = interpreter.InterpreterBuilder
+    splat = builder.create_splat
+
+    def patched(self, kind, value):
+        block = splat(self, kind, value)
+        if value.data.dtype == bool:
+            block.data = block.data.astype(bool)
+        return block
+
+    monkeypatch.setattr(builder, "create_splat", patched)
+
+
 class Case:
     """A layer whose x is the pre-activation's share itself (W_ih is the identity), and what float64 says of it."""
 

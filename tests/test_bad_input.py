@@ -152,7 +152,10 @@ def test_a_loss_that_is_no_tensor_or_needs_no_gradient(window):
 def test_inference_mode_records_nothing(window):
     with torch.inference_mode():
         check(
-            lambda: artbp.backprop(STEP, INPUTS, START, window=window), RuntimeError, r"requires grad", r"inference_mode"
+            lambda: artbp.backprop(STEP, INPUTS, START, window=window),
+            RuntimeError,
+            r"requires grad",
+            r"inference_mode",
         )
 
 
@@ -164,6 +167,23 @@ def test_a_step_that_returns_something_else(window):
         r"step|return",
         r"\(loss|loss, state|unroll",
     )
+
+
+@pytest.mark.parametrize("window", [None, 2])
+@pytest.mark.parametrize(
+    ("returned", "what", "instead"),
+    [
+        (lambda loss, state: torch.stack([loss, loss]), r"cell returned Tensor", r"\(loss, state\)"),
+        (lambda loss, state: [loss, state], r"cell returned \[Tensor, Tensor\]", r"\(loss, state\)"),
+        (lambda loss, state: (loss, state, state), r"cell returned \(Tensor, Tensor, Tensor\)", r"\(loss, state\)"),
+        (lambda loss, state: (3.0, state), r"cell's loss is 3\.0", r"scalar.*sum"),
+        (lambda loss, state: (state, state), r"cell's loss is of shape \(2,\)", r"scalar.*sum"),
+    ],
+)
+def test_a_cell_that_returns_something_else(returned, what, instead, window):
+    """A tensor of two rows would unpack, in silence, into a loss and a state."""
+    step = artbp.unroll(lambda input_t, state: returned(*cell(input_t, state)))
+    check(lambda: artbp.backprop(step, INPUTS, START, window=window), VALUES, what, instead)
 
 
 @pytest.mark.parametrize("returned", ["longer tuple", "other key", "tensor for tuple", "number for tensor"])

@@ -282,6 +282,8 @@ def test_numpy_is_no_stream_that_has_ended(stream):
         (lambda: artbp.Fixed(3).links("a"), r"'a'", r"int"),
         (lambda: artbp.PowerLaw(mean=5, alpha=4).hazard(math.nan), r"nan", r"at least 1"),
         (lambda: artbp.Truncation(artbp.Never(), seed="a"), r"seed.*'a'", r"int"),
+        (lambda: artbp.Truncation(artbp.Never(), seed=2**64), r"seed.*18446744073709551616", r"64 bits.*int"),
+        (lambda: artbp.Truncation(artbp.Never(), generator=0), r"generator 0", r"torch\.Generator\(\)"),
         (lambda: Says(0.1).survival(1e10), r"10,000,000,000", r"PowerLaw|Override"),
     ],
 )

@@ -1,6 +1,9 @@
 """Every estimator meets every problem: the exact ones to rounding, the random ones by enumeration, and all by habit."""
 
+import copy
 import itertools
+import math
+import pickle
 from functools import lru_cache
 
 import pytest
@@ -233,6 +236,22 @@ def test_a_stream_resumes_bitwise(estimator, tmp_path):
     assert all(torch.equal(a, b) for a, b in zip(final["parameters"], again["parameters"], strict=True))
 
 
+@pytest.mark.parametrize("copied", [copy.deepcopy, lambda one: pickle.loads(pickle.dumps(one))], ids=["copy", "pickle"])
+@pytest.mark.parametrize("estimator", EVERY.values(), ids=EVERY)
+def test_a_copy_goes_on_as_the_original(estimator, copied):
+    """In the middle of a stream: the copy's influence is that of the model's parameters, not of copies of them."""
+    problem, one = CELLS["gru"](steps=9), estimator()
+    for count, (_, state) in enumerate(one.stream(step_of(problem), problem.inputs, problem.state)):  # noqa: B007
+        problem.gradients()
+        if count == 1:
+            break
+    results = []
+    for again in (copied(one), one):
+        (_, *_), *_ = again.stream(step_of(problem), problem.inputs[:3], state)
+        results.append(problem.gradients())
+    assert all(torch.equal(results[0][name], results[1][name]) for name in problem.parameters)
+
+
 def test_a_state_of_another_estimator_is_refused():
     saved = UORO().state_dict()
     check(lambda: RTRL().load_state_dict(saved), VALUES, r"UORO\(\).*RTRL\(\)", "estimator that was saved")
@@ -255,6 +274,8 @@ def test_the_schedule_is_optimal():
     for n, slots in itertools.product(range(2, 60), range(1, 8)):
         y = split(n, slots)
         assert y + fewest(n - y, slots - 1) + fewest(y, slots) == fewest(n, slots), (n, slots)
+        r = next(r for r in itertools.count(1) if math.comb(slots + 1 + r, r) >= n)
+        assert fewest(n, slots) == r * n - math.comb(slots + 1 + r, r - 1), (n, slots)  # as the docstring has it
 
 
 @pytest.mark.parametrize(("windows", "slots"), [(7, 1), (7, 2), (12, 3), (20, 4), (5, 9)])
@@ -279,6 +300,13 @@ def test_the_schedule_is_what_runs(windows, slots):
     links = None
     Watched(step, problem.inputs, problem.state, links, list(range(1, windows + 1))).backprop_within(slots)
     assert max(alive) <= slots + 1  # the one that a window begins from is in use, not in store
+
+
+def test_as_many_slots_as_windows_are_no_recursion():
+    problem = scalar_linear(steps=1200, lanes=1)
+    expected = whole(BPTT(), problem)[2]
+    for slots in (1199, 5000):
+        assert relative_error(whole(CheckpointedBPTT(1, slots), problem)[2], expected) < 1e-12
 
 
 def test_slots_replay_dropout_and_statistics():

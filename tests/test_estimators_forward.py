@@ -162,6 +162,28 @@ def test_layers_of_torch_in_single_precision(estimator, kind):
     assert torch.backends.mkldnn.enabled
 
 
+@pytest.mark.parametrize("estimator", FORWARD.values(), ids=FORWARD)
+def test_a_state_of_two_precisions(estimator):
+    """An accumulator in float64 beside a model in float32: the influence has the wider one, gradients their own."""
+    cell = torch.nn.GRUCell(2, 3)
+
+    def one(x, state):
+        hidden, total = state
+        hidden = cell(x, hidden)
+        total = 0.9 * total + hidden.double().sum()
+        return total.square().float() + hidden[:, 0].sum(), (hidden, total)
+
+    inputs, state = torch.randn(5, 2, 2), (torch.zeros(2, 3), torch.zeros((), dtype=torch.float64))
+    estimator()(artbp.unroll(one), inputs, state)
+    found = {name: leaf.grad.clone() for name, leaf in cell.named_parameters()}
+    cell.zero_grad()
+    artbp.backprop(artbp.unroll(one), inputs, state)
+    for name, leaf in cell.named_parameters():
+        assert found[name].dtype == torch.float32
+        if estimator is RTRL:
+            torch.testing.assert_close(found[name], leaf.grad, rtol=1e-4, atol=1e-4)
+
+
 def test_an_operation_that_cannot_be_batched():
     class Alone(torch.autograd.Function):
         @staticmethod

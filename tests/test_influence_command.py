@@ -4,18 +4,23 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
 import time
+from pathlib import Path
 
 import pytest
 
 from artbp import Tabulated, _folder, cli
-from artbp.experiments.influence_options import DATA, FIGURES, OptionError, Options, check
+from artbp.experiments._options import OptionError
+from artbp.experiments.gradient_flow import flows
+from artbp.experiments.influence_options import DATA, FIGURES, Options, check
 from artbp.experiments.influence_results import Results
 from artbp.experiments.influence_runs import Task, next_mark, perform, plan
 
+RESULTS = Path(__file__).parent.parent / "results" / "influence-balancing"
 SMALL = ["--steps", "300", "--seeds", "2", "--lengths", "10", "20", "--jobs", "2"]
 PICTURES = [f"{figure}.{kind}" for figure in FIGURES for kind in ("png", "svg")]
 
@@ -116,6 +121,62 @@ def test_an_overflow_is_recorded_and_nothing_else_happens(tmp_path):
     assert (tmp_path / "out" / "influence-balancing.png").is_file()
 
 
+@pytest.mark.parametrize("option", [["--theta0", "1e308"], ["--s0", "1e200"], ["--noise", "1e300"]])
+def test_what_overflows_at_once_is_drawn_too(option, tmp_path, capsys):
+    options = Options(steps=30, seeds=1, lengths=(5,), out=tmp_path, **{option[0][2:]: float(option[1])})
+    results = Results(options, plan(options))
+    for run, progress in zip(results.runs, results.progress, strict=True):
+        for report in perform(Task(run, options, None), lambda: False):
+            progress.add(report)
+    results.save()
+    _folder.write_json(tmp_path / "config.json", options.config())
+    _folder.write_json(tmp_path / "gradient-flow.json", flows())
+    assert {run["outcome"] for run in results.summary()["runs"]} == {"diverged"}
+    assert cli.main(["plot", str(tmp_path)]) == 0
+    assert capsys.readouterr().err == ""
+
+
+DAMAGE = {
+    "runs.jsonl": {"": "no run has written so", '{"step": 1}\n': "KeyError", "3\n": "TypeError", "{": "no valid JSON"},
+    "config.json": {"[]": "holds a list", '{"experiment": "influence-balancing"}': "KeyError", "3": "holds a int"},
+    "gradient-flow.json": {"{}": "no run has written so", '[{"method": 1}]': "no run has written so"},
+}
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "what"), [(name, *item) for name, kinds in DAMAGE.items() for item in kinds.items()]
+)
+def test_plot_of_damaged_files_is_refused_in_words(name, content, what, tmp_path, capsys):
+    for file in DATA:
+        shutil.copy(RESULTS / file, tmp_path)
+    (tmp_path / name).write_text(content)
+    assert cli.main(["plot", str(tmp_path)]) == 2
+    error = capsys.readouterr().err
+    assert what in error
+    assert len(error.strip().splitlines()) == 2
+
+
+def test_plot_of_what_is_no_text(tmp_path, capsys):
+    (tmp_path / "config.json").write_bytes(b"\xff\xfe\x00")
+    assert cli.main(["plot", str(tmp_path)]) == 2
+    assert "it is no text" in capsys.readouterr().err
+    (tmp_path / "config.json").unlink()
+    (tmp_path / "config.json").mkdir()
+    assert cli.main(["plot", str(tmp_path)]) == 2
+    assert "cannot be read: Is a directory" in capsys.readouterr().err
+
+
+def test_a_damaged_checkpoint_is_named(tmp_path):
+    options = Options(steps=3000, seeds=1, lengths=(10,), out=tmp_path)
+    results = Results(options, plan(options))
+    for run, progress in zip(results.runs, results.progress, strict=True):
+        progress.add(next(perform(Task(run, options, None), lambda: True)))
+    results.save()
+    (tmp_path / "checkpoints" / "0.pt").write_bytes(b"nothing")
+    with pytest.raises(_folder.FolderError, match=r"(?s)0\.pt does not hold.*Remove it"):
+        Results(options, plan(options)).load()
+
+
 def test_stopped_and_gone_on_is_the_same_as_in_one_go(tmp_path):
     options = Options(steps=3000, seeds=1, lengths=(10,), noise=0.5, out=tmp_path)
     runs = plan(options)
@@ -155,15 +216,20 @@ def test_stopped_and_gone_on_is_the_same_as_in_one_go(tmp_path):
 def test_ctrl_c_leaves_valid_files_and_says_how_to_go_on(tmp_path):
     folder = tmp_path / "out"
     code = [sys.executable, "-m", "artbp", "influence-balancing", "--steps", "100000000", "--seeds", "1", "--jobs", "2"]
-    going_on = False
+    going_on, begun = False, 0
+
+    def written():  # at the beginning of a run, once it no longer dies of a Ctrl-C
+        return (folder / "env.json").stat().st_mtime_ns if (folder / "env.json").exists() else 0
+
     for _ in range(2):
         with subprocess.Popen(
             [*code, "--out", str(folder)],
             stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True,
         ) as process:  # fmt: skip
             end = time.monotonic() + 60
-            while not (folder / "env.json").exists() and time.monotonic() < end:
+            while written() == begun and time.monotonic() < end:
                 time.sleep(0.05)
+            begun = written()
             time.sleep(2.5)
             os.killpg(process.pid, signal.SIGINT)  # as a terminal does: all processes get it
             out, errors = process.communicate(timeout=60)
@@ -193,6 +259,10 @@ def test_ctrl_c_leaves_valid_files_and_says_how_to_go_on(tmp_path):
         ({"law": "Tabulated(3)"}, "--law Tabulated(3)", "Pass a list"),
         ({"law": "PowerLaw(3)"}, "does not take these arguments", "'PowerLaw(mean=16, alpha=6)'"),
         ({"estimators": ()}, "names none", "Pass some"),
+        ({"lengths": (10**30,)}, "no segment has 2^63 steps", "from 1 on"),
+        ({"law": f"Fixed({10**30})"}, "2^63", "Never()"),
+        ({"law": "(" * 50_000}, "no law of this library", "such as Geometric"),
+        ({"law": "Tabulated(['a'])"}, "'a'", "Pass"),
     ],
 )
 def test_bad_options_are_refused_in_two_parts(options, what, instead):

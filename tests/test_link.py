@@ -291,6 +291,17 @@ def test_states_without_gradients_cost_nothing_and_change_nothing():
         assert torch.equal(artbp.link(torch.ones(3), 2.0), torch.ones(3))
 
 
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16, torch.float16, torch.complex64])
+@pytest.mark.parametrize("factor", FACTORS.values(), ids=FACTORS)
+def test_no_value_of_a_device_is_waited_for(factor, dtype):
+    """The meta device has no values: whatever would read one, and so wait for an accelerator, raises."""
+    state = torch.ones(3, 4, dtype=dtype, device="meta", requires_grad=True)
+    linked = artbp.link(state, factor)
+    if linked.requires_grad:
+        linked.backward(torch.ones(3, 4, dtype=dtype, device="meta"))
+        assert state.grad.device.type == "meta"
+
+
 # ---- low precision -------------------------------------------------------------------------------------------------
 
 

@@ -6,6 +6,7 @@ import pytest
 import torch
 from torch.autograd import forward_ad
 from torch.func import functional_call, grad, jacfwd, jacrev, vmap
+from torch.fx.experimental.proxy_tensor import make_fx
 
 import artbp
 
@@ -125,6 +126,16 @@ def test_complex_states():
     assert state.grad[0] == 0
 
 
+@pytest.mark.filterwarnings("ignore:ComplexHalf support:UserWarning")
+@pytest.mark.parametrize("dim", [0, 1, -1])
+def test_half_precision_complex_states(dim):
+    state = torch.ones(3, 3, dtype=torch.complex32, requires_grad=True)
+    linked = artbp.link(state, LANES, dim=dim)
+    linked.backward(torch.full((3, 3), 1 + 2j).to(torch.complex32))
+    along = LANES[:, None] if dim == 0 else LANES[None, :]
+    assert torch.equal(state.grad.to(torch.complex128), along.expand(3, 3) * (1 + 2j))
+
+
 # ---- torch.compile ---------------------------------------------------------------------------------------------------
 
 
@@ -180,6 +191,22 @@ def test_compiled_lanes_do_not_recompile():
     for number in (1.0, 1.25, 0.0, 1.5):
         compiled(torch.ones(3, 2), state, torch.full((3,), number, dtype=torch.float64))
     assert counter.frame_count == 1
+
+
+@pytest.mark.parametrize("mode", ["real", "fake", "symbolic"])
+@pytest.mark.parametrize("factor", [1.75, LANES, torch.tensor(1.75)], ids=["number", "lanes", "zero-dim"])
+def test_traced_into_a_graph(mode, factor):
+    """No value of a factor is looked at, backward too: what is traced holds for the next one."""
+
+    def function(x, factor):
+        return torch.autograd.grad(artbp.link(x, factor).square().sum(), x)[0]
+
+    x = leaf(3, 3)
+    graph = make_fx(function, tracing_mode=mode)(x, factor)
+    for other in [factor, factor * 0.0] if isinstance(factor, torch.Tensor) else [factor]:
+        along = torch.as_tensor(other, dtype=torch.float64)
+        along = along[:, None] if along.dim() else along
+        torch.testing.assert_close(graph(x, other), along * 2 * x.detach())
 
 
 # ---- autocast and in-place -------------------------------------------------------------------------------------------

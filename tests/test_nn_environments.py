@@ -230,3 +230,14 @@ def test_forward_mode_sees_the_links() -> None:
     leaf = x.clone().requires_grad_()
     backward = (torch.autograd.grad(layer(leaf, links=links)[0], leaf, u)[0] * v).sum()
     assert torch.allclose(forward, backward, rtol=1e-12)
+
+
+def test_links_first_seen_in_inference_mode_train_as_any_others() -> None:
+    """Checked links are kept: what inference mode made of them may not reach a backward."""
+    layer = artbp.nn.LSTM(3, 4)
+    x, links = torch.randn(11, 2, 3), 0.5 + torch.rand(11, dtype=torch.float64)
+    with torch.inference_mode():
+        layer(x, links=links)
+    found = torch.autograd.grad(layer(x, links=links)[0].sum(), list(layer.parameters()))
+    expected = torch.autograd.grad(layer(x, links=links.unsqueeze(1).expand(-1, 2))[0].sum(), list(layer.parameters()))
+    assert distance(list(found), [gradient.double() for gradient in expected]) <= 2e-6

@@ -120,6 +120,17 @@ def test_every_gradient_agrees_with_the_specification(name, size, which, kind):
     assert max(errors.values()) <= allowed, errors
 
 
+@pytest.mark.parametrize("name", ["scan", "graphs", "cudnn"])
+def test_states_may_lie_in_memory_as_they_like(name):
+    x, hx, weights = problem((7, 3, 5, 17), "fp32")
+    links = draw_links("lanes", 7, 3)
+    turned = tuple(state.detach().t().contiguous().t().requires_grad_() for state in hx)
+    assert not turned[0].is_contiguous()
+    expected, found = run(path(name), x, hx, weights, links), run(path(name), x, turned, weights, links)
+    for a, b in zip(found[0] + found[1], expected[0] + expected[1], strict=True):
+        assert torch.equal(a, b)
+
+
 @pytest.mark.parametrize("which", ["shared", "lanes"])
 @pytest.mark.parametrize("size", LARGE, ids=str)
 def test_large_layers_agree_with_the_specification(size, which, kind):

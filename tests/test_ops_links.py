@@ -9,6 +9,7 @@ import pytest
 import torch
 from recurrences import GATES, Problem, distance, draw, evaluate, specified
 
+import artbp
 from artbp.ops import _weights, batched, naive, onednn
 
 MODES = tuple(GATES)
@@ -70,16 +71,19 @@ def test_the_enumeration_sees_a_bias(mode: str, path: Any, dtype: torch.dtype) -
 @pytest.mark.parametrize("behind", [float("inf"), float("nan")])
 @pytest.mark.parametrize("per_lane", [False, True])
 @pytest.mark.parametrize(("mode", "path", "dtype"), PATHS)
-def test_a_cut_is_an_exact_zero(mode: str, path: Any, dtype: torch.dtype, per_lane: bool, behind: float) -> None:
-    """Inf or nan arrives behind lane 0's cut at step 3: before it, the gradients are as if the lane ended there."""
+@pytest.mark.parametrize("output", [0, -1])
+def test_a_cut_is_an_exact_zero(
+    mode: str, path: Any, dtype: torch.dtype, per_lane: bool, behind: float, output: int
+) -> None:
+    """Inf or nan arrives behind lane 0's cut at step 3, at an output or a final state: nothing of it before the cut."""
     T, B, cut = 6, 2, 3
     links = torch.full((T, B) if per_lane else (T,), 1.1, dtype=torch.float64)
     links[(cut, 0) if per_lane else cut] = 0.0
     problem = draw(mode, T, B, 3, 4, links=links, seed=4, dtype=dtype)
     clean = specified(problem)
-    adjoint = problem.adjoints[0].clone()
-    adjoint[cut + 1, 0] = behind
-    found = evaluate(path, Problem(mode, *_parts(problem), links, (adjoint, *problem.adjoints[1:])), dtype)
+    adjoints = [adjoint.clone() for adjoint in problem.adjoints]
+    adjoints[output][(cut + 1, 0) if output == 0 else 0] = behind
+    found = evaluate(path, Problem(mode, *_parts(problem), links, tuple(adjoints)), dtype)
     states = len(problem.hx)
     x_gradient, x_clean = found[1 + states], clean[1 + states]
     assert not x_gradient[cut, 0].isfinite().all()
@@ -103,6 +107,76 @@ def test_nothing_crosses_a_cut(mode: str, path: Any, dtype: torch.dtype, per_lan
     assert (found[1 + states][:cut] == 0).all()
     assert (found[1 + states][cut:] != 0).any()
     assert all((state == 0).all() for state in found[2 + states : 2 + 2 * states])
+
+
+@pytest.mark.parametrize("last_only", [False, True])
+@pytest.mark.parametrize(("mode", "path", "dtype"), PATHS)
+def test_nothing_crosses_the_cut_of_one_lane(mode: str, path: Any, dtype: torch.dtype, last_only: bool) -> None:
+    """Lane 1 is cut, the others are not; what lies behind is 1e15 times as large as before the cut, or all there is."""
+    T, B, cut = 8, 3, 5
+    links = torch.full((T, B), 1.5, dtype=torch.float64)
+    links[cut, 1] = 0.0
+    problem = draw(mode, T, B, 3, 4, links=links, seed=4, dtype=dtype)
+    adjoints = [torch.zeros_like(adjoint) for adjoint in problem.adjoints]
+    adjoints[0][-1] = 1e15
+    if not last_only:
+        adjoints[0][:cut] = problem.adjoints[0][:cut]
+    found = evaluate(path, Problem(mode, *_parts(problem), links, tuple(adjoints)), dtype)
+    adjoints[0][-1, 1] = 0.0
+    alone = evaluate(path, Problem(mode, *_parts(problem), links, tuple(adjoints)), dtype)
+    states = len(problem.hx)
+    x, x_alone = found[1 + states], alone[1 + states]
+    assert torch.equal(x[:cut, 1], x_alone[:cut, 1])
+    assert (x[:cut, 1] == 0).all() == last_only
+    assert mode == "RNN_RELU" or (x[:cut, 0] != 0).any()  # a relu may be shut
+    for state, expected in zip(found[2 + states : 2 + 2 * states], alone[2 + states :], strict=False):
+        assert torch.equal(state[1], expected[1])
+        assert (state[1] == 0).all() == last_only
+
+
+@pytest.fixture
+def _without_the_batched_path(monkeypatch: pytest.MonkeyPatch) -> None:
+    def unexpected(*arguments: Any) -> Any:
+        raise AssertionError("the batched path was asked for a gradient")
+
+    monkeypatch.setattr(batched, "gradients", unexpected)
+
+
+@pytest.mark.usefixtures("_without_the_batched_path")
+@pytest.mark.parametrize("size", [1e-15, 1e-6, 1.0, 1e6, 1e15])
+@pytest.mark.parametrize("mean", [10, 50])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_coded_cuts_serve_adjoints_of_any_size(dtype: torch.dtype, mean: int, size: float) -> None:
+    T, B = 90, 7
+    links = artbp.Truncation(artbp.PowerLaw(mean=mean, alpha=4), seed=3).links(T, B)
+    problem = draw("LSTM", T, B, 5, 9, links=links, dtype=dtype)
+    scaled = tuple((size * adjoint).to(dtype).double() for adjoint in problem.adjoints)
+    problem = Problem("LSTM", *_parts(problem), links, scaled)
+    assert distance(evaluate(onednn.recurrence, problem, dtype), specified(problem)) <= _COARSE[dtype]
+
+
+_COARSE = {torch.float32: 2e-6, torch.bfloat16: 1e-2}
+
+
+@pytest.mark.parametrize("size", [1e-34, 1e25])
+def test_sizes_that_coded_weights_leave_no_room_for_are_exact_all_the_same(size: float) -> None:
+    problem = draw("LSTM", 20, 3, 4, 5, links="lanes", dtype=torch.float32)
+    scaled = tuple((size * adjoint).float().double() for adjoint in problem.adjoints)
+    problem = Problem("LSTM", *_parts(problem), problem.links, scaled)
+    assert distance(evaluate(onednn.recurrence, problem, torch.float32), specified(problem)) <= 2e-6
+
+
+def test_a_coded_cut_that_nothing_hides_would_leak(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The look before every cut is needed: without it the tests above fail."""
+    monkeypatch.setattr(onednn, "CONTRAST", float("inf"))
+    links = torch.ones(6, 2, dtype=torch.float64)
+    links[3, 0] = 0.0
+    problem = draw("LSTM", 6, 2, 3, 4, links=links, dtype=torch.float32)
+    adjoint = torch.zeros_like(problem.adjoints[0])
+    adjoint[2, :, 0], adjoint[-1] = 1e-30, 1.0
+    states = tuple(torch.zeros_like(state) for state in problem.adjoints[1:])
+    x = evaluate(onednn.recurrence, Problem("LSTM", *_parts(problem), links, (adjoint, *states)), torch.float32)[3]
+    assert 0 < x[1, 0].abs().max() < 2.0**-40
 
 
 @pytest.mark.parametrize(("mode", "path", "dtype"), PATHS)
@@ -153,6 +227,47 @@ def test_windows_hold_the_weights_they_promise() -> None:
     assert windows[1].weights.flatten().tolist() == [1.0, 2.0, 1.0, 3.0]
     assert windows[4].weights is not None
     assert windows[4].weights.flatten().tolist() == [1.0, 1.5]
+
+
+def test_coded_windows_hold_the_weights_they_promise() -> None:
+    links = torch.full((9, 2), 1.5, dtype=torch.float64)
+    links[0], links[2, 0], links[3:7, 1] = torch.tensor([0.0, 2.0]), 0.0, 0.0
+    windows = _weights.coded_windows(links, torch.device("cpu"))
+    assert [(window.first, window.last) for window in windows] == [(0, 6), (6, 9)]  # lane 1 is cut four times in a row
+    for window in windows:
+        assert window.weights is not None
+        assert window.inverse is not None
+        assert window.following is not None
+        assert isinstance(window.edge, torch.Tensor)
+        inside = links[window.first : window.last].clone()
+        assert window.before is not None
+        steps, lanes = (inside[1:] == 0).nonzero(as_tuple=True)
+        assert window.before.tolist() == (2 * steps + lanes).tolist()
+        inside[inside == 0] = _weights.CUT
+        w = window.weights.squeeze(2).double()
+        assert torch.allclose(w[1:] / w[:-1], inside[1:], rtol=1e-6)
+        assert w.log2().abs().max() <= _weights.ROOM + 1
+        assert torch.equal(w[0].log2(), w[0].log2().round())
+        assert torch.allclose(window.inverse * window.weights, torch.ones(()))
+        assert torch.equal(window.following[:-1], window.inverse[1:])
+        assert torch.equal(window.edge.squeeze(1).double() * w[0], links[window.first])
+
+
+def test_links_per_lane_without_cuts_need_no_code() -> None:
+    (window,) = _weights.coded_windows(torch.full((9, 2), 1.5, dtype=torch.float64), torch.device("cpu"))
+    assert window.before is None
+    assert window.weights is not None
+    assert window.weights[0].tolist() == [[1.0], [1.0]]
+
+
+def test_known_windows_are_forgotten_with_their_links() -> None:
+    links = torch.rand(7, 3, dtype=torch.float64)
+    before = len(_weights._known)
+    _weights.coded_windows(links, torch.device("cpu"))
+    _weights.windows(links, torch.device("cpu"))
+    assert len(_weights._known) == before + 2
+    del links
+    assert len(_weights._known) <= before
 
 
 def test_windows_are_those_of_the_links_given_not_of_the_last() -> None:

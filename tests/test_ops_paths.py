@@ -104,9 +104,11 @@ def test_fresh_random_sizes_agree(mode: str) -> None:
 
 @pytest.mark.parametrize("path", [onednn.recurrence, batched.recurrence])
 @pytest.mark.parametrize("used", [(0,), (1,), (2,), (0, 2)])
-def test_outputs_no_one_uses_have_no_gradient(path: object, used: tuple[int, ...]) -> None:
+@pytest.mark.parametrize("per_lane", [False, True])
+def test_outputs_no_one_uses_have_no_gradient(path: object, per_lane: bool, used: tuple[int, ...]) -> None:
     """A loss on the final cell alone, on the outputs alone, and so on: missing gradients are zeros."""
-    problem = draw("LSTM", 6, 2, 3, 4, links=torch.tensor([1.0, 1.2, 0.0, 1.1, 1.3, 1.0], dtype=torch.float64))
+    links = torch.tensor([1.0, 1.2, 0.0, 1.1, 1.3, 1.0], dtype=torch.float64)
+    problem = draw("LSTM", 6, 2, 3, 4, links=torch.stack((links, links.roll(1)), 1) if per_lane else links)
     leaves = [tensor.float().requires_grad_() for tensor in problem.inputs]
     y, final = path("LSTM", leaves[0], tuple(leaves[1:3]), tuple(leaves[3:]), problem.links)
     outputs = (y, *final)
@@ -122,14 +124,26 @@ def test_outputs_no_one_uses_have_no_gradient(path: object, used: tuple[int, ...
 
 @pytest.mark.parametrize("path", [onednn.recurrence, batched.recurrence])
 @pytest.mark.parametrize("kept", range(7))
-def test_only_what_requires_grad_gets_one(path: object, kept: int) -> None:
-    problem = draw("LSTM", 6, 2, 3, 4, links="shared", seed=3, dtype=torch.float32)
+@pytest.mark.parametrize("kind", ["shared", "lanes"])
+def test_only_what_requires_grad_gets_one(path: object, kind: str, kept: int) -> None:
+    problem = draw("LSTM", 6, 2, 3, 4, links=kind, seed=3, dtype=torch.float32)
     expected = specified(problem)[3 + kept]
     leaves = [tensor.float().requires_grad_(i == kept) for i, tensor in enumerate(problem.inputs)]
     y, final = path("LSTM", leaves[0], tuple(leaves[1:3]), tuple(leaves[3:]), problem.links)
     adjoints = [adjoint.float() for adjoint in problem.adjoints]
     found = torch.autograd.grad((y, *final), leaves[kept], adjoints)
     assert distance(list(found), [expected]) <= 2e-6
+
+
+@pytest.mark.parametrize("path", [onednn.recurrence, batched.recurrence])
+@pytest.mark.parametrize("kind", ["shared", "lanes"])
+def test_tensors_may_lie_in_memory_as_they_like(path: object, kind: str) -> None:
+    problem = draw("LSTM", 6, 2, 3, 4, links=kind, seed=3, dtype=torch.float32)
+    turned = [torch.stack((tensor, tensor), -1)[..., 0].mT.contiguous().mT if tensor.dim() > 1 else tensor
+              for tensor in problem.inputs]  # fmt: skip
+    problem = type(problem)("LSTM", turned[0], tuple(turned[1:3]), tuple(turned[3:]), problem.links, problem.adjoints)
+    assert not problem.hx[0].is_contiguous()
+    assert distance(evaluate(path, problem, torch.float32), specified(problem)) <= 2e-6
 
 
 @pytest.mark.parametrize("path", [onednn.recurrence, batched.recurrence])
@@ -150,8 +164,9 @@ def test_double_backward_is_the_specifications(mode: str, kind: str) -> None:
     assert _second_order(batched.recurrence, problem, torch.float64) <= 1e-10
 
 
-def test_double_backward_of_onednn_is_the_specifications() -> None:
-    problem = draw("LSTM", 4, 2, 3, 2, links="shared", seed=5, dtype=torch.float32)
+@pytest.mark.parametrize("kind", ["shared", "lanes"])
+def test_double_backward_of_onednn_is_the_specifications(kind: str) -> None:
+    problem = draw("LSTM", 4, 2, 3, 2, links=kind, seed=5, dtype=torch.float32)
     assert _second_order(onednn.recurrence, problem, torch.float32) <= 2e-6
 
 

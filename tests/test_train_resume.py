@@ -15,7 +15,7 @@ import pytest
 if os.name != "posix":
     pytest.skip("signals and forks as POSIX has them", allow_module_level=True)
 
-from trials import OFTEN, TINY, begin, finish, in_two_parts, outcome, train
+from trials import OFTEN, TINY, begin, finish, in_two_parts, outcome, train, write_text
 
 from artbp.train.checkpoints import Checkpoints, read
 
@@ -24,11 +24,7 @@ UPDATE = "artbp.train.training:Training._reduce"
 
 @pytest.fixture(scope="module")
 def text(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    generator = random.Random(0)
-    words = ["the cat ", "sat on ", "a mat, ", "and then ", "it ran.\n"]
-    path = tmp_path_factory.mktemp("text") / "text.txt"
-    path.write_text("".join(generator.choice(words) for _ in range(900)), encoding="utf-8")
-    return path
+    return write_text(tmp_path_factory.mktemp("text") / "text.txt")
 
 
 @pytest.fixture(scope="module")
@@ -45,24 +41,26 @@ def test_two_runs_left_alone_are_the_same_bit_for_bit(text, alone, tmp_path):
     assert outcome(tmp_path / "run") == outcome(alone)
 
 
-def test_killed_at_25_random_moments(text, alone, tmp_path):
+@pytest.mark.usefixtures("alone")  # the server has begun, and its beginning is in no time measured here
+def test_killed_at_25_random_moments(text, tmp_path):
     """SIGKILL 25 times, also while a checkpoint is written, which is every 0.02 s here."""
     moments, folder, kills = random.Random(0), tmp_path / "run", 0
+    longer = (*TINY, "--epochs", "8")
     start = time.monotonic()
-    arguments = ("--corpus", text, *TINY, *OFTEN, "--out", folder)
-    assert train(*arguments[:-1], tmp_path / "probe").status == 0
+    assert train("--corpus", text, *longer, "--out", tmp_path / "alone").status == 0
     whole = time.monotonic() - start
+    arguments = ("--corpus", text, *longer, *OFTEN, "--out", folder)
     for _ in range(25):
         process, here = begin(*arguments)
-        time.sleep(moments.uniform(0.05, 0.3) * whole)
+        time.sleep(moments.uniform(0.0, 0.15) * whole)
         process.kill()
         kills += finish(process, here).status is None
         if (folder / "config.json").exists():
             arguments = ("--resume", folder, *OFTEN)
     end = train(*arguments)
     assert end.status == 0, end
-    assert kills > 10  # or the run had come to its end
-    assert outcome(folder) == outcome(alone)
+    assert kills >= 15  # or the run had come to its end
+    assert outcome(folder) == outcome(tmp_path / "alone")
     assert not list(folder.rglob(".*"))
 
 
@@ -101,9 +99,9 @@ def test_several_seeds_are_resumed_as_a_whole(text, tmp_path):
     assert train("--corpus", text, *TINY, "--runs", 3, "--seed", 5, "--out", whole).status == 0
     arguments = ("--corpus", text, *TINY, "--runs", 3, "--seed", 5, "--out", folder)
     ends = []
-    for number in (3, 22, 60, 110, 60):
+    for number in (3, 22, 30, 40, 20):
         ends.append(train(*arguments, operation={"folder": str(folder), "at": number, "what": "kill"}).status)
-        arguments = ("--resume", folder)
+        arguments = ("--resume", folder) if (folder / "config.json").exists() else arguments
     assert ends.count(None) >= 3
     assert train(*arguments).status == 0
     for seed in (5, 6, 7):
@@ -139,20 +137,20 @@ def test_a_program_killed_25_times(text, alone, tmp_path):
     assert outcome(folder) == outcome(alone)
 
 
-# ---- signals ----------------------------------------------------------------------------------------------------------
+# ---- signals ---------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(("number", "status"), [(signal.SIGTERM, 143), (signal.SIGINT, 130)])
 def test_a_signal_leaves_a_checkpoint_of_that_moment(number, status, text, alone, tmp_path):
     folder = tmp_path / "run"
-    at = {"place": UPDATE, "numbers": [number], "call": 40}
+    at = {"place": UPDATE, "numbers": [number], "call": 20}
     end = train("--corpus", text, *TINY, "--out", folder, signal_at=at)
     assert (end.status, end.err) == (status, "")
-    assert f"Stopped at update 40. `artbp train --resume {folder}` goes on from there." in end.out
-    assert read(folder / "checkpoints" / "last.pt")["update"] == 40
+    assert f"Stopped at update 20. `artbp train --resume {folder}` goes on from there." in end.out
+    assert read(folder / "checkpoints" / "last.pt")["update"] == 20
     end = train("--resume", folder)
     assert end.status == 0
-    assert "Going on from update 40, in pass 1 of 3." in end.out
+    assert "Going on from update 20, in pass 1 of 2." in end.out
     assert outcome(folder) == outcome(alone)
 
 
@@ -168,20 +166,16 @@ def test_a_signal_leaves_a_checkpoint_of_that_moment(number, status, text, alone
 def test_a_signal_at_an_odd_moment(place, call, update, text, alone, tmp_path):
     folder = tmp_path / "run"
     at = {"place": place, "numbers": [signal.SIGTERM], "call": call}
-    end = train("--corpus", text, *TINY, "--evaluation-lanes", 1, "--out", folder, signal_at=at)
+    end = train("--corpus", text, *TINY, "--out", folder, signal_at=at)
     assert (end.status, end.err) == (143, "")
     state, _ = Checkpoints(folder).load()
     if update is None:
         assert state is None or state["update"] > 0
     else:
         assert state["stream"]["position"] == 0
-        assert state["epoch"] == (3 if "_test" in place else 1)
+        assert state["epoch"] == (2 if "_test" in place else 1)
     assert train("--resume", folder).status == 0
-    rows = outcome(folder)["rows"]
-    assert [row for row in rows if row["kind"] == "train"] == [
-        row for row in outcome(alone)["rows"] if row["kind"] == "train"
-    ]
-    assert sum(row["kind"] == "evaluation" for row in rows) == 3
+    assert outcome(folder) == outcome(alone)
 
 
 def test_a_second_sigterm_and_an_echo_of_ctrl_c_change_nothing(text, tmp_path):
@@ -205,7 +199,7 @@ def test_a_second_ctrl_c_ends_it_at_once(text, alone, tmp_path):
     assert outcome(folder) == outcome(alone)
 
 
-# ---- what a resume is told ----------------------------------------------------------------------------------------------
+# ---- what a resume is told -------------------------------------------------------------------------------------------
 
 
 def test_a_finished_run_says_so_and_is_left_as_it_is(alone):
@@ -216,11 +210,10 @@ def test_a_finished_run_says_so_and_is_left_as_it_is(alone):
 
 
 def test_a_run_is_begun_with_relative_paths_and_resumed_through_a_link(text, alone, tmp_path):
-    at = {"place": UPDATE, "numbers": [signal.SIGTERM], "call": 50}
-    (tmp_path / "text.txt").write_bytes(text.read_bytes())
-    (tmp_path / "elsewhere").mkdir()
-    begun = ("--corpus", "text.txt", *TINY, "--out", "runs/one")
+    at = {"place": UPDATE, "numbers": [signal.SIGTERM], "call": 20}
+    begun = ("--corpus", os.path.relpath(text, tmp_path), *TINY, "--out", "runs/one")
     assert train(*begun, chdir={"folder": str(tmp_path)}, signal_at=at).status == 143
+    (tmp_path / "elsewhere").mkdir()
     (tmp_path / "link").symlink_to("runs/one")
     assert train("--resume", "../link/", chdir={"folder": str(tmp_path / "elsewhere")}).status == 0
     assert outcome(tmp_path / "runs" / "one") == outcome(alone)
@@ -228,7 +221,7 @@ def test_a_run_is_begun_with_relative_paths_and_resumed_through_a_link(text, alo
 
 def test_the_time_of_day_may_jump(text, alone, tmp_path):
     folder = tmp_path / "run"
-    at = {"place": UPDATE, "numbers": [signal.SIGTERM], "call": 50}
+    at = {"place": UPDATE, "numbers": [signal.SIGTERM], "call": 20}
     assert train("--corpus", text, *TINY, *OFTEN, "--out", folder, signal_at=at, clock={"jump": 1e6}).status == 143
     assert train("--resume", folder, *OFTEN, clock={"jump": 1e7}).status == 0
     assert outcome(folder) == outcome(alone)

@@ -12,6 +12,7 @@ import io
 import json
 import multiprocessing
 import os
+import random
 import signal
 import sys
 import time
@@ -25,15 +26,24 @@ from artbp.train.checkpoints import Checkpoints, read
 from artbp.train.run_folder import Metrics
 
 context = multiprocessing.get_context("forkserver")
-context.set_forkserver_preload(["artbp.train.command", "artbp.train.dry_run", "artbp.train.session"])
+_IMPORTS = ("artbp.train.command", "artbp.train.dry_run", "artbp.train.session", "artbp.ops.batched")
+# A second of imports more, which torch puts off to the first update.
+context.set_forkserver_preload([*_IMPORTS, "torch._dynamo", "torch._functorch.eager_transforms"])
 
 # Everything that draws at random or remembers, in a run of a second or so.
 TINY = (
     *("--hidden", "6", "--layers", "2", "--dropout", "0.2", "--weight-dropout", "0.2", "--layer-norm"),
     *("--lanes", "4", "--mean", "6", "--window", "5", "--schedule", "cosine", "--clip", "0.5", "--optimizer", "adamw"),
-    *("--epochs", "3", "--log-every", "7", "--device", "cpu"),
+    *("--epochs", "2", "--log-every", "7", "--device", "cpu"),
 )
 OFTEN = ("--checkpoint-every", "0.02")
+
+
+def write_text(path: Path, words: int = 120) -> Path:
+    """A made-up language, with an order to learn."""
+    generator, known = random.Random(0), ["the cat ", "sat on ", "a mat, ", "and then ", "it ran.\n"]
+    path.write_text("".join(generator.choice(known) for _ in range(words)), encoding="utf-8")
+    return path
 
 
 class End(NamedTuple):
@@ -79,7 +89,7 @@ def outcome(folder: Path) -> dict[str, Any]:
         del summary[name]
     states = [read(Checkpoints(folder).folder / f"{name}.pt") for name in ("last", "best")]
     for state in states:
-        del state["seconds"]
+        del state["seconds"], state["config"]["corpus"]
     return {"rows": rows, "summary": summary, "states": [digest(state) for state in states]}
 
 
@@ -102,7 +112,7 @@ def in_two_parts(end: End, status: int = 1) -> str:
     return message
 
 
-# ---- in the process that is to fail -----------------------------------------------------------------------------------
+# ---- in the process that is to fail ----------------------------------------------------------------------------------
 
 
 def _child(arguments: list[str], there: Any, faults: dict[str, Any]) -> None:
@@ -115,6 +125,7 @@ def _child(arguments: list[str], there: Any, faults: dict[str, Any]) -> None:
     out, err = io.StringIO(), io.StringIO()
     status = 99
     with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err), _limited(faults.get("limit")):
+        os.environ.update(faults.get("environ", {}))
         for name in ("operation", "signal_at", "clock", "chdir"):
             if name in faults:
                 globals()[f"_{name}"](**faults[name])

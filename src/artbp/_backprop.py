@@ -10,7 +10,7 @@ from torch import Tensor
 from artbp import _tree
 from artbp._law import positive_integer
 from artbp._link import link
-from artbp._step import Cell, Step, count_steps, no_gradient, run, wide
+from artbp._step import Cell, Step, count_steps, loss_and_state, no_gradient, run, wide
 from artbp._windows import Windows
 
 State = TypeVar("State")
@@ -104,7 +104,7 @@ def unroll(cell: Cell, *, dim: int = 0) -> Step:
         losses = []
         for t, factor in enumerate(_factors(links, T, state)):
             row = _tree.replace(inputs, [leaf[t] for leaf in _tree.tensors(inputs)])
-            loss, state = cell(row, link(state, factor, dim))
+            loss, state = loss_and_state(cell(row, link(state, factor, dim)), "cell")
             losses.append(wide(loss))
         return sum(losses[1:], losses[0]), state
 

@@ -10,6 +10,7 @@ from torch import Tensor
 from torch.autograd.graph import GradientEdge, get_gradient_edge
 
 Edge = tuple[Any, int]  # a node of the graph, and which of its outputs
+_ACCUMULATE: Any = torch._C._functions.AccumulateGrad  # type: ignore[attr-defined]
 
 
 class Boundary:
@@ -71,25 +72,30 @@ class Boundary:
 
     def edges(self, roots: list[Tensor], newest: int, own: set[int]) -> list[Edge]:
         """Where the graph behind `roots` ends: at leaves, and at nodes that are older than the window."""
-        edges: dict[Edge, None] = {}
+        edges: list[Edge] = []
         stack = [_edge(root) for root in roots]
-        seen = set()
+        seen: set[Edge] = set()
+        entered: set[Any] = set()
         while stack:
             edge = stack.pop()
+            if edge in seen:
+                continue
+            seen.add(edge)
             node = edge[0]
             leaf = _leaf(node)
             if leaf is not None:
-                if id(leaf) not in own and edge not in edges:
+                if id(leaf) not in own:
                     self.silence(leaf)
-                    edges[edge] = None
-            elif edge in self.known or (_number(node) <= newest and self.is_older(node, own)):
-                if edge in self.known and edge not in edges:
-                    self.silence(self.known[edge])
-                edges[edge] = None
-            elif node not in seen:
-                seen.add(node)
+                    edges.append(edge)
+            elif edge in self.known:
+                self.silence(self.known[edge])
+                edges.append(edge)
+            elif _number(node) <= newest and self.is_older(node, own):
+                edges.append(edge)
+            elif node not in entered:
+                entered.add(node)
                 stack += [after for after in node.next_functions if after[0] is not None]
-        return list(edges)
+        return edges
 
     def is_older(self, node: Any, own: set[int]) -> bool:
         """Whether nothing of the window's own lies behind a node: other threads count their nodes from elsewhere."""
@@ -137,7 +143,8 @@ def _edge(tensor: Tensor) -> Edge:
 
 def _leaf(node: Any) -> Tensor | None:
     """The tensor whose .grad a node adds to, if that is what it does."""
-    return node.variable if node.name() == "torch::autograd::AccumulateGrad" else None
+    leaf: Tensor | None = node.variable if type(node) is _ACCUMULATE else None
+    return leaf
 
 
 def _number(node: Any) -> float:

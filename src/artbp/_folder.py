@@ -64,6 +64,17 @@ def read_json(path: Path) -> Any:
     return _parse(path, _read(path))
 
 
+def read_config(folder: Path) -> dict[str, Any]:
+    """What a folder's config.json says."""
+    config = read_json(folder / "config.json")
+    if not isinstance(config, dict):
+        raise FolderError(
+            f"{folder / 'config.json'} holds a {type(config).__name__}, where names and their values are needed.",
+            "It was changed after the run. Restore it, or pass another folder.",
+        )
+    return config
+
+
 def read_rows(path: Path) -> list[dict[str, Any]]:
     """What `write_rows` wrote."""
     return [_parse(path, line, number) for number, line in enumerate(_read(path).splitlines(), 1)]
@@ -87,9 +98,35 @@ def cores() -> int:
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
+def make(folder: Path) -> None:
+    """The folder, if it is not there, and a look at whether files can be written to it."""
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        tempfile.TemporaryFile(dir=folder).close()
+    except OSError as error:
+        what = "made" if not folder.is_dir() else "written to"
+        raise FolderError(f"{folder} cannot be {what}: {error.strerror}.", "Pass another folder with --out.") from None
+
+
+def refuse_foreign(folder: Path) -> None:
+    """Refuses a folder that holds files but no run."""
+    if not (folder / "config.json").exists() and folder.is_dir() and any(folder.iterdir()):
+        raise FolderError(f"{folder} is not empty, and holds no run.", "Pass a new folder with --out.")
+
+
+def begin(folder: Path, config: dict[str, Any], overwrite: bool, files: Iterable[str]) -> None:
+    """The folder, ready for an experiment that writes those files: nothing of an older one is left among them."""
+    refuse_foreign(folder)
+    if (folder / "config.json").exists():
+        refuse_other(folder, {"experiment": config["experiment"]} if overwrite else config)
+    make(folder)
+    for name in files:
+        (folder / name).unlink(missing_ok=True)
+
+
 def refuse_other(folder: Path, config: dict[str, Any]) -> None:
     """Refuses to mix two experiments in one folder."""
-    found = read_json(folder / "config.json")
+    found = read_config(folder)
     if found.get("experiment") != config["experiment"]:
         raise FolderError(
             f"{folder} holds another experiment, {found.get('experiment')}.",
@@ -111,6 +148,11 @@ def _read(path: Path) -> str:
         raise FolderError(
             f"{path.parent} has no {path.name}: it is no folder of results, or an incomplete one.",
             "Pass the folder that a run was told to write with --out.",
+        ) from None
+    except (OSError, UnicodeDecodeError) as error:
+        why = "it is no text" if isinstance(error, UnicodeDecodeError) else error.strerror
+        raise FolderError(
+            f"{path} cannot be read: {why}.", "Pass the folder that a run was told to write with --out."
         ) from None
 
 

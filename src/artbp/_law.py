@@ -258,8 +258,9 @@ def fresh_generator(seed: int | None = None) -> torch.Generator:
     if seed is None:
         generator.seed()
         return generator
-    if not hasattr(seed, "__index__"):
-        raise TypeError(f"seed got {seed!r}: a generator is seeded by a whole number. Pass an int such as 0.")
+    if not hasattr(seed, "__index__") or not -(2**63) <= seed.__index__() < 2**64:
+        kind = ValueError if hasattr(seed, "__index__") else TypeError
+        raise kind(f"seed got {seed!r}: a generator is seeded by a whole number of 64 bits. Pass an int such as 0.")
     return generator.manual_seed(seed.__index__())
 
 

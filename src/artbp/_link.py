@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import math
 import numbers
+from collections.abc import Iterable
 from typing import Any, TypeVar
 
 import torch
@@ -63,17 +64,18 @@ def link(state: State, factor: Factor, dim: int = 0) -> State:
         if factor == 0.0:
             return _tree.detach(state)
     leaves = _tree.tensors(state)
-    places = [i for i, leaf in enumerate(leaves) if leaf.is_floating_point() or leaf.is_complex()]
-    if not places:
+    flowing = [leaf for leaf in leaves if leaf.is_floating_point() or leaf.is_complex()]
+    if not flowing:
         return state
     if isinstance(factor, Tensor) and factor.dim():
-        for i in places:
-            _check_lanes(leaves[i], factor, dim)
+        for leaf in flowing:
+            _check_lanes(leaf, factor, dim)
     # One Function for the whole state, not one a tensor: the Python call is what a link costs.
-    linked = _apply(factor, dim, *[leaves[i] for i in places])
-    for i, leaf in zip(places, linked, strict=True):
-        leaves[i] = leaf
-    return _tree.replace(state, leaves)
+    linked: Iterable[Tensor] = _apply(factor, dim, *flowing)
+    if len(flowing) < len(leaves):
+        passed = iter(linked)
+        linked = [next(passed) if leaf.is_floating_point() or leaf.is_complex() else leaf for leaf in leaves]
+    return _tree.replace(state, linked)
 
 
 def _checked(factor: Any) -> Any:
@@ -92,7 +94,7 @@ def _checked(factor: Any) -> Any:
                 f"link's factor has shape {tuple(factor.shape)}: one boundary takes a number, or one factor a lane "
                 "(B,). Pass one step's row, links[t]."
             )
-        if factor.dim() == 1 or factor.device.type != "cpu" or _is_traced():
+        if factor.dim() == 1 or not factor.is_cpu or _is_traced():
             return factor  # reading its value would synchronise, or break the graph
         factor = factor.item()
     if not isinstance(factor, _NUMBER):
@@ -109,7 +111,9 @@ def _checked(factor: Any) -> Any:
 
 
 def _is_traced() -> bool:
-    return torch.compiler.is_compiling() or torch._C._are_functorch_transforms_active()
+    """Whether values are not to be looked at: in a compiler, a transform, or a mode that sees every operation."""
+    transformed = torch.compiler.is_compiling() or torch._C._are_functorch_transforms_active()
+    return transformed or torch._C._len_torch_dispatch_stack() > 0
 
 
 def _check_lanes(leaf: Tensor, factor: Tensor, dim: int) -> None:
@@ -131,6 +135,9 @@ class _Link(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor | None) -> tuple[Tensor | None, ...]:
         return None, None, *_scaled(ctx, gradients)
+
+
+_apply_eagerly: Any = super(torch.autograd.Function, _Link).apply  # where `_Link.apply` ends, some microseconds later
 
 
 class _LinkTransformed(torch.autograd.Function):
@@ -167,38 +174,55 @@ def _keep(ctx: Any, factor: Factor, dim: int) -> None:
 
 
 def _scaled(ctx: Any, gradients: tuple[Tensor | None, ...]) -> list[Tensor | None]:
-    factor = ctx.saved_tensors[0] if ctx.factor is None else ctx.factor
-    return [None if gradient is None else _scale(gradient, factor, ctx.dim) for gradient in gradients]
+    if ctx.factor is not None:
+        return [None if gradient is None else _scale(gradient, ctx.factor, None) for gradient in gradients]
+    scaled: list[Tensor | None] = []
+    shaped: dict[Any, tuple[Tensor, Tensor | None]] = {}  # the tensors of a state are mostly alike
+    for gradient in gradients:
+        if gradient is None:
+            scaled.append(None)
+            continue
+        kind = gradient.dtype, gradient.dim(), gradient.device
+        if kind not in shaped:
+            factor = _broadcast(ctx.saved_tensors[0], gradient, ctx.dim)
+            shaped[kind] = factor, _cut(factor)
+        scaled.append(_scale(gradient, *shaped[kind]))
+    return scaled
 
 
 def _apply(factor: Factor, dim: int, *leaves: Tensor) -> tuple[Tensor, ...]:
-    function: Any = _Link
+    function: Any = _Link.apply
     if torch.compiler.is_compiling():
         if not (torch.is_grad_enabled() and any(leaf.requires_grad for leaf in leaves)):
             return leaves  # there torch up to 2.11 miscounts the arguments of a Function
     elif torch._C._are_functorch_transforms_active() or forward_ad._current_level >= 0:
-        function = _LinkTransformed
+        function = _LinkTransformed.apply
     elif torch.is_grad_enabled():
-        function = super(torch.autograd.Function, _Link)  # what `apply` calls in the end, some microseconds later
+        function = _apply_eagerly
     else:
         return tuple([leaf.detach() for leaf in leaves])
-    linked: tuple[Tensor, ...] = function.apply(factor, dim, *leaves)
+    linked: tuple[Tensor, ...] = function(factor, dim, *leaves)
     return linked
 
 
-def _scale(gradient: Tensor, factor: Factor, dim: int) -> Tensor:
-    """factor · gradient, exactly zero where the factor is."""
+def _scale(gradient: Tensor, factor: Factor, cut: Tensor | None) -> Tensor:
+    """factor · gradient, exactly zero at the `cut`."""
     if gradient.dtype is torch.complex32:
-        parts = _scale(torch.view_as_real(gradient), factor, dim if dim >= 0 else dim - 1)
-        return torch.view_as_complex(parts)
-    if isinstance(factor, Tensor):
-        factor = _broadcast(factor, gradient, dim)
-    return _scale_low_precision(gradient, factor) if gradient.dtype in _LOW_PRECISION else _product(gradient, factor)
-
-
-def _product(gradient: Tensor, factor: Factor) -> Tensor:
+        return torch.view_as_complex(_scale_low_precision(torch.view_as_real(gradient), factor))
+    if gradient.dtype in _LOW_PRECISION:
+        return _scale_low_precision(gradient, factor)
     product = gradient * factor
-    return product.masked_fill(factor == 0, 0) if isinstance(factor, Tensor) else product
+    if cut is None:
+        return product
+    return product.masked_fill(cut, 0) if _is_traced() else product.masked_fill_(cut, 0)
+
+
+def _cut(factor: Factor) -> Tensor | None:
+    """Where the factor is zero; None where it is seen, without waiting for a device, that it is zero nowhere."""
+    if not isinstance(factor, Tensor):
+        return None
+    seen = type(factor) is Tensor and factor.is_cpu and not _is_traced()
+    return None if seen and bool(factor.all()) else factor == 0
 
 
 def _broadcast(factor: Tensor, gradient: Tensor, dim: int) -> Tensor:
@@ -208,6 +232,8 @@ def _broadcast(factor: Tensor, gradient: Tensor, dim: int) -> Tensor:
         return factor
     shape = [1] * gradient.dim()
     shape[dim] = -1
+    if gradient.dtype is torch.complex32:
+        shape.append(1)  # for its real and imaginary parts
     return factor.reshape(shape)
 
 
@@ -218,7 +244,7 @@ class _ScaleLowPrecision(torch.autograd.Function):
 
     @staticmethod
     def forward(gradient: Tensor, factor: Factor) -> Tensor:
-        return _round_stochastically(_product(gradient.float(), factor), gradient.dtype)
+        return _round_stochastically(_scale(gradient.float(), factor, _cut(factor)), gradient.dtype)
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
@@ -235,7 +261,7 @@ class _ScaleLowPrecision(torch.autograd.Function):
 
 def _scale_low_precision(gradient: Tensor, factor: Factor) -> Tensor:
     if torch.compiler.is_compiling():  # a Function within a backward is beyond torch.compile
-        return _round_stochastically(_product(gradient.float(), factor), gradient.dtype)
+        return _round_stochastically(_scale(gradient.float(), factor, _cut(factor)), gradient.dtype)
     function: Any = _ScaleLowPrecision
     scaled: Tensor = function.apply(gradient, factor)
     return scaled

@@ -5,9 +5,11 @@ from __future__ import annotations
 import argparse
 import importlib
 import sys
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
-from artbp._folder import FolderError, read_json
+from artbp._folder import FolderError, read_config
 
 # What a folder's config.json calls its experiment, and the module whose draw(folder) draws it into that folder.
 DRAWERS = {
@@ -49,7 +51,7 @@ def main(arguments: list[str]) -> int:
 
 def draw(folders: list[Path], out: Path | None = None) -> list[Path]:
     """Draws all figures of the folders, and says which."""
-    experiments = {folder: read_json(folder / "config.json").get("experiment") for folder in folders}
+    experiments = {folder: str(read_config(folder).get("experiment")) for folder in folders}
     for folder, experiment in experiments.items():
         if experiment not in [*DRAWERS, TRAINING]:
             raise FolderError(
@@ -58,8 +60,8 @@ def draw(folders: list[Path], out: Path | None = None) -> list[Path]:
             )
     kinds = set(experiments.values())
     if kinds == {TRAINING}:
-        figures: list[Path] = importlib.import_module("artbp.train.figures").draw(folders, out)
-        return figures
+        trained = importlib.import_module("artbp.train.figures")
+        return _drawn(folders[0], lambda: trained.draw(folders, out))
     if TRAINING in kinds:
         other = next(folder for folder, experiment in experiments.items() if experiment != TRAINING)
         raise FolderError(
@@ -75,5 +77,20 @@ def draw(folders: list[Path], out: Path | None = None) -> list[Path]:
     return [
         figure
         for folder, experiment in experiments.items()
-        for figure in importlib.import_module(DRAWERS[experiment]).draw(folder)
+        for figure in _drawn(folder, partial(importlib.import_module(DRAWERS[experiment]).draw, folder))
     ]
+
+
+def _drawn(folder: Path, drawer: Callable[[], list[Path]]) -> list[Path]:
+    """What it draws; files that are valid JSON but hold something else are an error in words."""
+    try:
+        return drawer()
+    except OSError as error:
+        raise FolderError(
+            f"{folder} cannot be written to: {error.strerror}.", "Copy it to where you may write, and draw there."
+        ) from None
+    except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as error:
+        raise FolderError(
+            f"{folder} holds files that no run has written so: {type(error).__name__}, {error}.",
+            "They were changed after the run, or are another version's. Restore them, or run again.",
+        ) from error

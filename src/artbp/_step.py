@@ -68,17 +68,21 @@ def _check_lanes(links: Tensor | None) -> None:
 
 
 def run(step: Step, inputs: Any, state: Any, links: Tensor | None) -> tuple[Tensor, Any]:
-    result: Any = step(inputs, state, links)
+    return loss_and_state(step(inputs, state, links), "step")
+
+
+def loss_and_state(result: Any, of: str) -> tuple[Tensor, Any]:
+    """What a step or a cell returned, checked."""
     if not isinstance(result, tuple) or len(result) != 2:
         raise TypeError(
-            f"the step returned {_tree.structure(result)}: it must return (loss, state), the loss summed over its "
+            f"the {of} returned {_tree.structure(result)}: it must return (loss, state), the loss summed over its "
             "steps. A function of a single time step becomes such a step through artbp.unroll(cell)."
         )
     loss, after = result
     if not isinstance(loss, Tensor) or loss.dim() or not loss.is_floating_point():
         what = f"of shape {tuple(loss.shape)} and {loss.dtype}" if isinstance(loss, Tensor) else repr(loss)
         raise ValueError(
-            f"the step's loss is {what}: a gradient needs a real scalar tensor. Sum over time and lanes (sum, not mean:"
+            f"the {of}'s loss is {what}: a gradient needs a real scalar tensor. Sum over time and lanes (sum, not mean:"
             " a mean over a segment's own random length is biased)."
         )
     return loss, after

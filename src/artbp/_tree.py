@@ -37,11 +37,11 @@ def tensors(tree: Any) -> list[Tensor]:
 
 
 def _collect(tree: Any, leaves: list[Tensor]) -> None:
-    if isinstance(tree, Tensor):
-        leaves.append(tree)
-    else:
-        for child in _children(tree) or ():
-            _collect(child, leaves)
+    for part in (tree,) if isinstance(tree, Tensor) else _children(tree) or ():
+        if isinstance(part, Tensor):  # not by a call of its own: every step of a recurrence passes here
+            leaves.append(part)
+        else:
+            _collect(part, leaves)
 
 
 def replace(tree: Tree, leaves: Iterable[Tensor], *, fresh: bool = False) -> Tree:
@@ -60,7 +60,7 @@ def _replace(tree: Any, leaves: Iterator[Tensor], fresh: bool) -> Any:
     children = _children(tree)
     if children is None:
         return tree
-    changed = [_replace(child, leaves, fresh) for child in children]
+    changed = [next(leaves) if isinstance(child, Tensor) else _replace(child, leaves, fresh) for child in children]
     # A tuple cannot be changed, so that one whose parts stay stays, however fresh; torch.Size is such a one.
     if (not fresh or isinstance(tree, tuple)) and all(map(operator.is_, changed, children)):
         return tree

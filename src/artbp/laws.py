@@ -214,8 +214,8 @@ class PowerLaw(Law):
 
     Args:
         mean: L0, above 1.
-        alpha: above 2. The variance of the *length* is finite above 3: below, memory without a window is unsteady, and
-            a warning says so. The gradient's variance is another matter (:mod:`artbp.diagnostics`).
+        alpha: above 2. The variance of the *length* is finite above 3: below, memory without a window is unsteady, as a
+            warning says. The gradient's variance is another matter (:mod:`artbp.diagnostics`).
 
     Example:
         >>> law = PowerLaw(mean=16, alpha=6)
@@ -300,7 +300,10 @@ class Tabulated(Law):
     _near = _FEW
 
     def __init__(self, hazards: Sequence[float] | Tensor) -> None:
-        values = np.asarray(hazards, dtype=np.float64)
+        try:
+            values = np.asarray(hazards, dtype=np.float64)
+        except ValueError:
+            values = np.zeros(())  # words, or rows of different lengths
         if values.ndim != 1:
             raise ValueError(
                 f"Tabulated(hazards) got {hazards!r}: it takes one hazard for each age, in a row. Pass a list."

@@ -15,7 +15,7 @@ from torch.nn.utils.rnn import PackedSequence
 
 from artbp._link import link
 from artbp.ops import _check, _stack, dispatch
-from artbp.ops._weights import windows
+from artbp.ops._weights import only_first
 
 __all__ = ["GRU", "LSTM", "RNN", "convert", "linked"]
 
@@ -87,7 +87,7 @@ class RNN(_Linked, torch.nn.RNN):
     As :class:`LSTM`, with one state; `nonlinearity` is "tanh" or "relu".
 
     Example:
-        >>> links = torch.tensor([[1.0, 1.0], [0.0, 1.25], [1.25, 1.5]], dtype=torch.float64)  # of its own for each lane
+        >>> links = torch.tensor([[1.0, 1.0], [0.0, 1.25], [1.25, 1.5]], dtype=torch.float64)  # each lane its own
         >>> output, h = RNN(3, 5, nonlinearity="relu")(torch.randn(3, 2, 3), links=links)
         >>> output.shape
         torch.Size([3, 2, 5])
@@ -106,8 +106,7 @@ def _forward(layer: _Linked, plain: Any, source: Any, hx: Any, given: Tensor) ->
         return plain(source, hx)
     if transformed:
         return _stack.run(layer, sequences, links)
-    spans = windows(links, links.device)
-    if len(spans) == 1 and spans[0].weights is None:  # the edge into the call is all there may be to scale, or to cut
+    if only_first(links):  # the edge into the call is all there may be to scale, or to cut
         edge_is_one = bool((links[0] == 1).all())
         return plain(source, hx if hx is None or edge_is_one else link(hx, links[0], dim=1))
     return _stack.run(layer, sequences, links)

@@ -73,6 +73,11 @@ class Truncation:
         self.law = in_blocks(as_law(law), positive_integer(block, "Truncation(block)"))
         if cap is not None:
             self.law = capped(self.law, positive_integer(cap, "Truncation(cap)"), block)
+        if not isinstance(generator, torch.Generator | None):
+            raise TypeError(
+                f"Truncation got the generator {generator!r}: links are drawn by torch, from a generator of its kind. "
+                "Pass a torch.Generator(), or seed=."
+            )
         if generator is not None and generator.device.type != "cpu":
             raise ValueError(
                 f"Truncation got a generator on {generator.device}: links are drawn on the CPU, so that no device has "
@@ -255,9 +260,8 @@ class Truncation:
         self.generator.set_state(state["generator"].cpu())
 
     def _identity(self) -> str:
-        return re.sub(
-            r" at 0x[0-9a-fA-F]+", "", repr(self)
-        )  # of an object without a repr of its own: no two processes agree
+        # Of an object without a repr of its own no two processes name the same address.
+        return re.sub(r" at 0x[0-9a-fA-F]+", "", repr(self))
 
     def _draw(self) -> int:
         return int(self.law.sample((), generator=self.generator))

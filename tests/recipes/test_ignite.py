@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from pages import blocks
+from pages import blocks, patched
 from plain import LANES, LAW, TEXT, close, forget, parameters, same, train
 from ranks import on_two_ranks
 
@@ -47,8 +47,7 @@ def run(trainer: Any, memory: dict[str, Any], **options: Any) -> None:
 
 
 def in_windows(memory: dict[str, Any], **options: Any) -> Any:
-    named = {name: memory[name] for name in ("model", "optimizer", "cut", "stream", "carried")}
-    return Engine(names()["update_in_windows"](**named, **options))
+    return Engine(names()["update_in_windows"](memory, **options))
 
 
 def saving() -> Any:
@@ -64,6 +63,20 @@ def test_the_page_runs_from_top_to_bottom(capsys):
     found["main"](0, found["text"])
     run(found["trainer"], found["memory"], max_epochs=3, epoch_length=25)
     assert "segments: mean" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(("side", "steps"), [("-", 2 * 300), ("+", None)])
+def test_both_sides_of_the_diff(side, steps):
+    _, memory = build()
+    seen: list[int] = []
+    (diff,) = blocks("ignite", "diff")
+    found = {**names(), **memory, "trainer": Engine(lambda engine, batch: seen.append(len(batch[1])))}
+    if side == "-":
+        found |= {"chunks": lambda stream, length: list(zip(*(x.split(length) for x in stream), strict=True))}
+        found |= {"stream": memory["stream"].take(300)}
+    exec(patched(diff, side), found)
+    assert sum(seen) == (steps or sum(by_hand(100)[1]))
+    assert len(set(seen)) == (1 if side == "-" else len(set(by_hand(100)[1])))
 
 
 def test_the_engine_trains_as_by_hand_over_more_than_a_pass():

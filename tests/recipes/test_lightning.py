@@ -81,6 +81,24 @@ def test_the_page_runs_from_top_to_bottom():
     assert not same(found["again"], found["model"])  # the third pass has been trained
 
 
+@pytest.mark.parametrize("side", ["-", "+"])
+def test_both_sides_of_the_loader(side):
+    """The lines are a generator's; their batches are the whole stream, in order."""
+    diff, _ = blocks("lightning", "diff")
+    symbols = torch.arange(70)
+    stream = Lanes(symbols, 1) if side == "+" else symbols[:-1]
+    found: dict[str, Any] = {"chunks": torch.split, "stream": stream, "cut": artbp.Truncation(LAW, seed=0)}
+    exec("def loader():\n" + "".join(f"    {line}\n" for line in patched(diff, side).splitlines()), found)
+    batches = list(found["loader"]())
+    inputs = [batch[0][0].flatten() if side == "+" else batch for batch in batches]
+    assert torch.equal(torch.cat(inputs), symbols[:-1])
+    if side == "+":
+        ends = [after["stream"]["position"] for _, _, after in batches]
+        assert ends == np.cumsum([len(links) for _, links, _ in batches]).tolist()
+        found["cut"].load_state_dict(batches[0][2]["cut"])
+        assert len(found["cut"].segment()) == len(batches[1][1])
+
+
 def test_segments_as_batches_train_as_by_hand():
     expected, lengths = by_hand(2)
     assert max(lengths) > 2 * min(lengths)
@@ -197,7 +215,7 @@ def test_lengths_are_logged():
     trainer = fit(model, max_epochs=1, callbacks=[names()["SegmentLengths"]()])
     _, lengths = by_hand(1)
     logged = trainer.callback_metrics
-    assert float(logged["segment/length_epoch"]) == pytest.approx(np.mean(lengths))
+    assert float(logged["segment/mean"]) == pytest.approx(np.mean(lengths))
     assert float(logged["segment/longest"]) == max(lengths)
     assert float(logged["segment/weight"]) == pytest.approx(float(model.cut.law.links(lengths[-1])[1:].prod()))
 

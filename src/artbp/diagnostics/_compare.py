@@ -32,12 +32,15 @@ class Measured(Report):
         bias: of the mean over the draws, less what noise alone would show.
         bias_error: the noise of that mean.
         cosine: between the mean gradient and the exact one.
-        sign: whether the mean gradient points along the exact one (1) or against it (-1).
+        sign: whether the mean gradient points along the exact one (1) or against it (-1); 0 for neither.
         draw_cosine: the mean over draws of the cosine of one draw.
+        draw_cosine_error: its standard error.
         deviation: the standard deviation of a draw.
-        deviation_interval: 95%, from the spread of the squared deviations.
+        deviation_interval: 95% for many draws, from the spread of the squared deviations: too narrow for a few draws
+            with heavy tails, and too wide where the bias is larger than the deviation.
         error: the root mean square error of one draw.
-        error_at_equal_compute: of the mean of as many draws as take the time of one exact gradient.
+        error_at_equal_compute: of the mean of as many draws as take the time of one exact gradient, by
+            √(bias² + deviation² · time / time of the exact one); of less than one draw where one takes longer.
         microseconds: a step of the sequence.
         bytes: at the highest moment, above those before.
         moments: to be merged with those of more draws.
@@ -50,6 +53,7 @@ class Measured(Report):
     cosine: float
     sign: int
     draw_cosine: float
+    draw_cosine_error: float
     deviation: float
     deviation_interval: tuple[float, float]
     error: float
@@ -148,7 +152,7 @@ def _measure(
             moments.add(gradient)
             cosines.append(cosine(gradient, exact))
     size, variance = float(exact.norm()), moments.variance if noisy else 0.0
-    spread = 1.96 * moments.variance_error if noisy else 0.0
+    low, high = moments.deviation_interval if noisy else (0.0, 0.0)
     bias = moments.bias
     used = statistics.median(seconds)
     return Measured(
@@ -157,13 +161,11 @@ def _measure(
         bias=ratio(bias, size),
         bias_error=ratio(math.sqrt(variance / moments.n), size),
         cosine=cosine(moments.mean, exact),
-        sign=int(math.copysign(1, float(moments.mean @ exact))),
+        sign=int(torch.sign(moments.mean @ exact)),
         draw_cosine=statistics.fmean(cosines),
+        draw_cosine_error=statistics.stdev(cosines) / math.sqrt(len(cosines)) if len(cosines) > 1 else 0.0,
         deviation=ratio(math.sqrt(variance), size),
-        deviation_interval=(
-            ratio(math.sqrt(max(0.0, variance - spread)), size),
-            ratio(math.sqrt(variance + spread), size),
-        ),
+        deviation_interval=(ratio(low, size), ratio(high, size)),
         error=ratio(math.sqrt(moments.squares / moments.n), size),
         error_at_equal_compute=ratio(math.sqrt(bias**2 + variance * used / whole), size),
         microseconds=1e6 * used / subject.T,

@@ -74,6 +74,14 @@ class Moments:
         return math.sqrt(max(0.0, self.fourths / self.n - (self.squares / self.n) ** 2) / (self.n - 1))
 
     @property
+    def deviation_interval(self) -> tuple[float, float]:
+        """95% around the square root of `variance`, on the scale of its logarithm: it is skewed, and above zero."""
+        if not self.variance:
+            return 0.0, 0.0
+        deviation, factor = math.sqrt(self.variance), math.exp(1.96 * self.variance_error / (2 * self.variance))
+        return deviation / factor, deviation * factor
+
+    @property
     def bias(self) -> float:
         r"""\|E[g] - exact\|, less what the noise of n draws alone would show."""
         drift = float((self.total / self.n).norm() ** 2)

@@ -13,8 +13,8 @@ from torch import Tensor
 from artbp._step import Step
 from artbp.diagnostics._adjoints import OneStep, states_of, vector
 from artbp.diagnostics._report import Report
-from artbp.diagnostics._subject import Subject, cosine, flat, ratio
-from artbp.diagnostics._variance import Crossing
+from artbp.diagnostics._subject import Subject, cosine, flat, ratio, refuse_overflow
+from artbp.diagnostics._variance import Crossing, refuse_biased
 from artbp.estimators import TruncatedBPTT
 from artbp.estimators._graph import pullback
 from artbp.laws import PowerLaw
@@ -23,6 +23,7 @@ from artbp.truncation import Truncation
 ANCHORS = 16  # losses whose adjoint is followed back, each alone
 BLOCKS = 16  # stretches of the window that the data's own noise is estimated from
 RAISES = (1, 2, 4)  # multiples of L that are looked at before a random law is advised
+STAYS = 0.9  # of the adjoint, at the largest lag that is looked at: more than that is no fading
 SMALL = 0.1  # a bias, relative to the gradient, that is not worth a change
 
 
@@ -101,6 +102,7 @@ def probe(
         'Raise L to 16: truncated BPTT(4) is 23% off, at 16 6%.'
     """
     cut = law if isinstance(law, Truncation) else Truncation(law, seed=0)
+    refuse_biased(law, cut, "probe")
     subject = Subject(step, inputs, state)
     T = subject.T
     if not math.isfinite(cut.mean) or 4 * cut.mean > T:
@@ -112,7 +114,7 @@ def probe(
     states = states_of(subject)
     sweep = _Sweep(subject, [length * k for k in RAISES])
     sweep.run(states)
-    exact, size = sweep.exact, float(sweep.exact.norm())
+    exact, size = refuse_overflow(sweep.exact), float(sweep.exact.norm())
     truncated = {L: subject.gradient(TruncatedBPTT(L)) for L in sweep.lengths if L < T}
     crossing = Crossing(subject, states, sweep.crossing)
     noise, noise_error, _ = crossing.variance(cut, samples, seed)
@@ -147,6 +149,15 @@ def probe(
 def _advice(found: Probe) -> str:
     L, bias = found.length, found.bias
     floor = max(SMALL, 0.5 * found.data_noise if not found.wrong_sign else 0.0)
+    if math.isnan(bias[L]):
+        return "The gradient of this window is zero, and no truncation changes that: look at another window."
+    lags = found.steps // 2 - 1
+    left = found.fading**lags
+    if not found.fades and left < STAYS:
+        return (
+            f"These {found.steps} steps do not show the end of memory, of which {left:.0%} is left after {lags}: look "
+            "at a longer window, or use CheckpointedBPTT over whole sequences."
+        )
     if not found.fades:
         return (
             f"Memory does not fade within these {found.steps} steps, so that the noise of any random truncation grows "

@@ -67,7 +67,7 @@ class Subject:
 
     def exact(self) -> Tensor:
         """The exact gradient (P,), in the memory of one window."""
-        return self.gradient(CheckpointedBPTT(self.window))
+        return refuse_overflow(self.gradient(CheckpointedBPTT(self.window)))
 
     def _refuse_noise(self, loss: Tensor, end: int) -> None:
         again, loss = self.run(0, end, self.state)[0].detach(), loss.detach()
@@ -82,6 +82,16 @@ class Subject:
 def flat(parts: list[Tensor]) -> Tensor:
     """Gradients as one vector, in float64, on the CPU."""
     return torch.cat([part.detach().reshape(-1).double().cpu() for part in parts])
+
+
+def refuse_overflow(exact: Tensor) -> Tensor:
+    """The exact gradient, which all else is held against, where it is one."""
+    if not exact.isfinite().all():
+        raise ValueError(
+            "the exact gradient of this sequence is not finite, and nothing can be held against it: the loss or the "
+            "state overflows somewhere, or the inputs hold a nan. Look for that step, or pass a shorter sequence."
+        )
+    return exact
 
 
 def cosine(one: Tensor, other: Tensor) -> float:

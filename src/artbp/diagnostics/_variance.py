@@ -64,6 +64,9 @@ def variance(
         samples: None for all pairs (u, b), exactly, up to 64 steps; else how many pairs to draw, for any T.
         seed: of the samples.
 
+    All lanes share one cut. Where each has its own, the lanes' gradients are independent and their variances add up:
+    call it for one lane after another.
+
     Cost: one exact pass, and a forward and backward pass over a segment for each pair.
 
     Example:
@@ -76,12 +79,7 @@ def variance(
         (15, 0.202)
     """
     cut = law if isinstance(law, Truncation) else Truncation(law, seed=0)
-    if not cut.unbiased or cut.law.needs_state:
-        why = "looks at the state" if cut.law.needs_state else "is biased: its certain cuts are no noise"
-        raise ValueError(
-            f"variance got {law!r}, which {why}, and the sum over beginnings does not hold for it. Use "
-            "expectation(law, …), which enumerates, or compare([ARTBP(law)], …), which samples."
-        )
+    refuse_biased(law, cut, "variance")
     T = _tree.length(inputs) or 0
     if samples is None and T > _LONGEST:
         raise ValueError(
@@ -93,6 +91,16 @@ def variance(
     found = Crossing(subject, states, crossings(subject, states)).variance(cut, samples, seed)
     size = float(subject.exact().norm())
     return Variance(repr(law), subject.T, found[0], found[1], ratio(math.sqrt(found[0]), size), found[2])
+
+
+def refuse_biased(law: Any, cut: Truncation, caller: str) -> None:
+    """Refuses what the identity does not hold for."""
+    if not cut.unbiased or cut.law.needs_state:
+        why = "looks at the state" if cut.law.needs_state else "is biased: its certain cuts are no noise"
+        raise ValueError(
+            f"{caller} got {law!r}, which {why}, and the sum over beginnings does not hold for it. Use "
+            "expectation(law, …), which enumerates, or compare([ARTBP(law)], …), which samples."
+        )
 
 
 class Crossing:

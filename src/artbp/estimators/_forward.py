@@ -133,6 +133,10 @@ class Forward(Estimator):
         self._remember([], list(state["influence"]), state["direction"], list(state["at"]))
         self.generator.set_state(state["generator"].cpu())
 
+    def __getstate__(self) -> dict[str, Any]:
+        """A copy remembers no parameters, whose own copies no step would use: it finds them where it goes on."""
+        return {**self.__dict__, "parameters": []}
+
     @abstractmethod
     def _estimate(self, moment: Moment) -> list[Tensor]:
         """The estimate for each parameter; moves the influence on to the state after the step."""

@@ -79,28 +79,38 @@ class _Slots(Windows):
         self.states += [None] * len(self.ends)
         self.losses: list[Tensor] = []
         self.replay.remember(0)
-        with self.boundary, ExitStack() as self.stack:
-            gradients = self.reverse(0, len(self.ends), slots, [])
+        with self.boundary, ExitStack() as self.closing:
+            gradients = self.reverse(slots)
         self.hand_on(gradients)
         return torch.stack(self.losses[::-1]).sum(0), self.states[-1]
 
-    def reverse(self, first: int, end: int, slots: int, gradients: list[Tensor | None]) -> list[Tensor | None]:
-        """Backpropagates the windows first..end-1, the state before the first being held."""
-        while end > first + 1:
-            middle = first + (split(end - first, slots) if slots else end - first - 1)
-            self.advance(first, middle)
-            gradients = self.reverse(middle, end, max(slots - 1, 0), gradients)
-            self.states[middle] = None
-            self.replay.forget(middle)
-            end = middle
+    def reverse(self, slots: int) -> list[Tensor | None]:
+        """Backpropagates all windows, the last one first."""
+        gradients: list[Tensor | None] = []
+        todo = [(0, len(self.ends), slots)]  # windows first..end-1, the state before the first held, slots free
+        while todo:
+            first, end, slots = todo.pop()
+            if end > first + 1:
+                middle = first + (split(end - first, slots) if slots else end - first - 1)
+                self.advance(first, middle)
+                todo += [(first, middle, slots), (middle, end, max(slots - 1, 0))]
+                continue
+            gradients = self.turn(first, gradients)
+            if first:
+                self.states[first] = None
+                self.replay.forget(first)
+        return gradients
+
+    def turn(self, k: int, gradients: list[Tensor | None]) -> list[Tensor | None]:
+        """Backpropagates window k, from the state before it."""
         live = not self.losses  # the very last window, met for the first time: it is not run twice
         if not live:
-            self.replay.rewind(first)
-        loss, after, gradients = self.backward(first, gradients, 1.0)
+            self.replay.rewind(k)
+        loss, after, gradients = self.backward(k, gradients, 1.0)
         self.losses.append(loss)
         if live:
             self.states[-1] = after
-            self.stack.enter_context(self.replay.replaying())
+            self.closing.enter_context(self.replay.replaying())
         return gradients
 
     def advance(self, first: int, middle: int) -> None:

@@ -73,7 +73,7 @@ class NoBackTrack(Forward):
             rho, inverse = balance(one, norms)
             v[places] = epsilon[places] * rho
             for whole, part in zip(influence, local, strict=True):
-                whole += ((epsilon[places] * inverse) @ part).view_as(whole)
+                whole += ((epsilon[places] * inverse).to(part.dtype) @ part).view_as(whole)
         if moment.crossing is not None and moment.moved is not None:
             gradients = [own + moment.crossing * part for own, part in zip(gradients, w, strict=True)]
             rho_0, inverse_0 = balance(norm([moment.moved]), norm(w))

@@ -45,21 +45,22 @@ class RTRL(Forward):
         super().__init__(parameters)
 
     def _estimate(self, moment: Moment) -> list[Tensor]:
-        parameters, n = moment.parameters, moment.state.numel()
+        parameters, n, dtype = moment.parameters, moment.state.numel(), moment.state.dtype
         self._check_size(moment)
         direct = pullback(moment.loss, [*parameters, *moment.before])
         reaching = [part.flatten() for part in direct[len(parameters) :]]
-        delta = torch.cat(reaching) if reaching else moment.loss.new_zeros(0)  # ∂ℓ/∂s
+        delta = torch.cat(reaching).to(dtype) if reaching else moment.state.new_zeros(0)  # ∂ℓ/∂s
         zeros = [delta.new_zeros(delta.numel(), leaf.numel()) for leaf in parameters[len(self.influence) :]]
         known = [*self.influence, *zeros]
         influence = [part.new_empty(n, part.shape[1]) for part in known]
         for places, parts in rows(moment.state, [*parameters, *moment.before]):
             F, J = parts[: len(parameters)], parts[len(parameters) :]
-            jacobian = torch.cat(J, 1) if J else moment.state.new_zeros(len(F[0]), 0)
+            jacobian = torch.cat(J, 1).to(dtype) if J else moment.state.new_zeros(len(F[0]), 0)
             for after, before, local in zip(influence, known, F, strict=True):
-                after[places] = torch.addmm(local, jacobian, before)
+                after[places] = torch.addmm(local.to(dtype), jacobian, before)
         self.influence, self._n = influence, n
-        return [own + (delta @ G).view_as(own) for own, G in zip(direct[: len(parameters)], known, strict=True)]
+        past = [(delta @ G).view_as(own).to(own.dtype) for own, G in zip(direct[: len(parameters)], known, strict=True)]
+        return [own + part for own, part in zip(direct[: len(parameters)], past, strict=True)]
 
     def _shape(self, leaf: Tensor) -> tuple[int, ...]:
         return sum(part.numel() for part in self.at if part.is_floating_point()), leaf.numel()

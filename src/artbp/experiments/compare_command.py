@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import importlib.util
 import sys
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any
 
 import tyro
 
-from artbp._folder import FolderError, environment, write_json
+from artbp._folder import FolderError, begin, environment, write_json
+from artbp.experiments._options import OptionError, as_json, check_given, check_lengths, check_whole
 
 NAME = "compare"
+PICTURES = tuple(f"{figure}.{kind}" for figure in ("trade-off", "retention") for kind in ("png", "svg"))
+FILES = ("config.json", "env.json", "comparison.json", "curves.json", *PICTURES)
 
 
 @dataclass(frozen=True)
@@ -35,23 +38,33 @@ class Options:
     alphas: tuple[float, ...] = (4, 6, 10)
     """Exponents of ARTBP's law."""
     draws: int = 30
-    """Gradients of each random estimator."""
+    """Gradients of each random estimator, two or more."""
     samples: int = 100
-    """Pairs of an edge and a beginning for each variance in the figure."""
+    """Pairs of an edge and a beginning for each variance in the figure, two or more."""
     equal_memory: bool = False
     """Give truncated BPTT and ARTBP the memory that UORO takes, and measure online."""
     seed: int = 0
     """Of the model and of all draws."""
     out: Path = Path("runs/compare")
     """Where data and figures go."""
+    overwrite: bool = False
+    """Lose what another comparison has left there."""
+
+    def config(self) -> dict[str, Any]:
+        """All that the results depend on, as it stands in config.json."""
+        values = {name: value for name, value in vars(self).items() if name not in ("out", "overwrite")}
+        return {"experiment": NAME, **{name: as_json(value) for name, value in values.items()}}
 
 
 def main(arguments: list[str]) -> int:
     """Run the command and return its exit status."""
     options = tyro.cli(Options, args=arguments, prog=f"artbp {NAME}", config=(tyro.conf.FlagCreatePairsOff,))
     try:
+        check_whole(options, {"steps": 2, "units": 1, "training": 0, "draws": 2, "samples": 2, "seed": 0})
+        check_given(options, "lengths", "alphas")
+        check_lengths(options.lengths)
         return _command(options, arguments)
-    except (FolderError, ValueError, TypeError) as error:
+    except (OptionError, FolderError, ValueError, TypeError) as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
 
@@ -60,12 +73,10 @@ def _command(options: Options, arguments: list[str]) -> int:
     from artbp.experiments.compare_runs import curves, equal_memory, side_by_side
     from artbp.experiments.compare_subjects import find
 
-    subject = find(options.subject, options.steps, options.units, options.training, options.seed)
     folder = options.out
-    folder.mkdir(parents=True, exist_ok=True)
-    written: dict[str, Any] = {**asdict(options), "out": None, "lengths": list(options.lengths)}
-    written["command"] = " ".join(["artbp", NAME, *arguments])
-    write_json(folder / "config.json", {"experiment": NAME, **written, "alphas": list(options.alphas)})
+    begin(folder, options.config(), options.overwrite, FILES)
+    subject = find(options.subject, options.steps, options.units, options.training, options.seed)
+    write_json(folder / "config.json", {**options.config(), "command": " ".join(["artbp", NAME, *arguments])})
     write_json(folder / "env.json", environment())
     found = (equal_memory if options.equal_memory else side_by_side)(options, subject)
     write_json(folder / "comparison.json", found.to_dict())

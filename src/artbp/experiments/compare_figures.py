@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 from pathlib import Path
+from typing import Any
 
 from matplotlib.axes import Axes
 from matplotlib.ticker import FuncFormatter, LogLocator
@@ -11,6 +12,7 @@ from matplotlib.ticker import FuncFormatter, LogLocator
 from artbp._figure import BLACK, BLUE, GREEN, GREY, ORANGE, PURPLE, blank, keep, styled
 from artbp._folder import read_json
 
+MARKED = (0, 1, 2, 3, 5, 8, 12, 20, 30, 50, 80, 120, 200, 300)  # lags
 MARKS = [(BLUE, "o", "-"), (GREEN, "s", "--"), (PURPLE, "^", "-."), (ORANGE, "D", ":"), (BLACK, "v", "-")]
 
 
@@ -22,8 +24,8 @@ def draw(folder: Path) -> list[Path]:
         left, right = trade.add_axes((0.085, 0.14, 0.38, 0.74)), trade.add_axes((0.595, 0.14, 0.38, 0.74))
         _bias(left, curves["bias"])
         _noise(right, curves["noise"], config["steps"])
-        retention = blank(6.4, 3.9)
-        _retention(retention.add_axes((0.11, 0.14, 0.86, 0.74)), curves["retention"])
+        retention = blank(6.4, 4.4)
+        _retention(retention.add_axes((0.11, 0.27, 0.86, 0.64)), curves["retention"])
         return [*keep(trade, folder, "trade-off"), *keep(retention, folder, "retention")]
 
 
@@ -58,7 +60,9 @@ def _noise(axes: Axes, points: list[dict[str, float]], steps: int) -> None:
     axes.set_title("ARTBP: noise, no bias")
     axes.set(xlabel="mean length, steps of memory", xscale="log", yscale="log")
     axes.set_ylabel(f"deviation / |exact gradient|, {steps} steps")
-    for (color, marker, line), alpha in zip(MARKS, dict.fromkeys(p["alpha"] for p in points), strict=False):
+    for (color, marker, line), alpha in zip(
+        itertools.cycle(MARKS), dict.fromkeys(p["alpha"] for p in points), strict=False
+    ):
         own = [p for p in points if p["alpha"] == alpha and p["deviation"] > 0]
         axes.errorbar(
             [p["mean"] for p in own],
@@ -76,11 +80,12 @@ def _noise(axes: Axes, points: list[dict[str, float]], steps: int) -> None:
     axes.legend(frameon=False, fontsize=9)
 
 
-def _retention(axes: Axes, points: list[dict[str, float]]) -> None:
+def _retention(axes: Axes, points: list[dict[str, Any]]) -> None:
     axes.set_title("What is kept, on average, of the gradient over a lag")
     axes.set(xlabel="lag k, steps", ylabel="expected product of k links", ylim=(-0.03, 1.05))
     axes.set_xscale("symlog", linthresh=5)
-    for (color, marker, line), name in zip(MARKS, dict.fromkeys(p["method"] for p in points), strict=False):
+    looks = [(ORANGE, "s", "--"), (GREEN, "^", "-."), (PURPLE, "D", ":"), (BLUE, "o", "-")]
+    for (color, marker, line), name in zip(looks, dict.fromkeys(p["method"] for p in points), strict=False):
         own = [p for p in points if p["method"] == name]
         axes.plot(
             [p["lag"] for p in own],
@@ -88,10 +93,11 @@ def _retention(axes: Axes, points: list[dict[str, float]]) -> None:
             color=color,
             marker=marker,
             markersize=4,
+            markevery=[i for i, p in enumerate(own) if p["lag"] in MARKED],
             linestyle=line,
             linewidth=1.4,
-            label=name,
+            label=name.replace(", not", ",\nnot"),
         )
     axes.axhline(0, color=GREY, linewidth=0.6)
     axes.set_xticks([0, 5, 10, 50, 100, 300], ["0", "5", "10", "50", "100", "300"])
-    axes.legend(frameon=False, fontsize=8)
+    axes.legend(frameon=False, fontsize=8, ncols=2, loc="upper left", bbox_to_anchor=(-0.02, -0.17))  # on no line

@@ -11,7 +11,7 @@ from artbp.estimators import ARTBP, BPTT, UORO, CheckpointedBPTT, Estimator, NoB
 from artbp.experiments.compare_command import Options
 from artbp.experiments.compare_subjects import Subject
 
-LAGS = (0, 1, 2, 3, 5, 8, 12, 20, 30, 50, 80, 120, 200, 300)
+LAGS = (*range(21), *range(22, 51, 2), *range(55, 101, 5), *range(110, 301, 10))
 MEANS = (4, 8, 16, 32, 64)
 
 
@@ -70,7 +70,18 @@ def curves(options: Options, subject: Subject) -> dict[str, Any]:
         found = variance(PowerLaw(length, alpha), step, inputs, state, samples=options.samples, seed=options.seed)
         error = found.relative_deviation * found.error / (2 * found.variance) if found.variance else 0.0
         noise.append({"alpha": alpha, "mean": length, "deviation": found.relative_deviation, "error": error})
-    mean, alpha = float(options.mean), options.alphas[0]
+    return {
+        "bias": [
+            {"length": length, "bias": row.bias, "cosine": row.cosine}
+            for length, row in zip(options.lengths, truncated.rows, strict=True)
+        ],
+        "noise": noise,
+        "retention": retention(options.mean, options.alphas[0]),
+    }
+
+
+def retention(mean: float, alpha: float) -> list[dict[str, Any]]:
+    """What four ways to cut keep of a gradient over a lag, on average."""
     kept = {
         f"TruncatedBPTT({round(mean)})": Truncation(Fixed(round(mean)), seed=0),
         f"PowerLaw(mean={mean:g}, alpha={alpha:g}), not compensated": Truncation(
@@ -79,13 +90,4 @@ def curves(options: Options, subject: Subject) -> dict[str, Any]:
         f"ARTBP, cap={round(4 * mean)}": Truncation(PowerLaw(mean, alpha), cap=round(4 * mean), seed=0),
         "ARTBP": Truncation(PowerLaw(mean, alpha), seed=0),
     }
-    return {
-        "bias": [
-            {"length": length, "bias": row.bias, "cosine": row.cosine}
-            for length, row in zip(options.lengths, truncated.rows, strict=True)
-        ],
-        "noise": noise,
-        "retention": [
-            {"method": name, "lag": lag, "retention": cut.retention(lag)} for name, cut in kept.items() for lag in LAGS
-        ],
-    }
+    return [{"method": name, "lag": lag, "retention": cut.retention(lag)} for name, cut in kept.items() for lag in LAGS]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import sys
+import traceback
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -89,8 +90,8 @@ def _lorenz(steps: int, dt: float = 0.05, inner: int = 10) -> Tensor:
 
 
 def _own(name: str) -> Subject:
-    module, _, function = name.partition(":")
-    if not function:
+    module, _, attribute = name.partition(":")
+    if not module or not attribute:
         raise FolderError(
             f"artbp compare knows no subject {name!r}.",
             f"Pass influence-balancing, {', '.join(CELLS)}, or module:function for a function of your own that returns "
@@ -98,9 +99,13 @@ def _own(name: str) -> Subject:
         )
     sys.path.insert(0, str(Path.cwd()))
     try:
-        subject = getattr(importlib.import_module(module), function)()
-    except (ModuleNotFoundError, AttributeError) as error:
+        function = getattr(importlib.import_module(module), attribute)
+        if not callable(function):
+            raise TypeError(f"a {type(function).__name__} is no function")
+    except (ImportError, SyntaxError, AttributeError, TypeError) as error:
         raise FolderError(f"{name} cannot be called: {error}.", "Pass module:function as seen from here.") from None
+    else:
+        subject = _called(name, function)
     finally:
         sys.path.pop(0)
     if not isinstance(subject, tuple) or len(subject) != 3:
@@ -109,3 +114,14 @@ def _own(name: str) -> Subject:
             "Return what you would pass to artbp.backprop.",
         )
     return subject
+
+
+def _called(name: str, function: Callable[[], Any]) -> Any:
+    try:
+        return function()
+    except Exception as error:
+        where = traceback.extract_tb(error.__traceback__)[-1]
+        raise FolderError(
+            f"{name} raised {type(error).__name__}: {error} ({where.filename}, line {where.lineno}).",
+            "Call it from Python to see more.",
+        ) from error

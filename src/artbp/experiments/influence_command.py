@@ -13,9 +13,10 @@ from typing import TYPE_CHECKING, Any
 import tyro
 from tqdm import tqdm
 
-from artbp._folder import FolderError, environment, read_json, refuse_other, write_json
+from artbp._folder import FolderError, environment, make, read_json, refuse_foreign, refuse_other, write_json
 from artbp.experiments import _processes
-from artbp.experiments.influence_options import DATA, FIGURES, NAME, OptionError, Options, check
+from artbp.experiments._options import OptionError
+from artbp.experiments.influence_options import DATA, FIGURES, NAME, Options, check
 
 if TYPE_CHECKING:
     from artbp.experiments.influence_results import Results
@@ -65,9 +66,8 @@ def _command(options: Options) -> int:
 
 def _is_finished(folder: Path, config: dict[str, Any], overwrite: bool) -> bool:
     """Whether there is nothing to do; refuses a folder that holds something else."""
+    refuse_foreign(folder)
     if not (folder / "config.json").exists():
-        if folder.is_dir() and any(folder.iterdir()):
-            raise FolderError(f"{folder} is not empty, and holds no run.", "Pass a new folder with --out.")
         return False
     if overwrite:
         refuse_other(folder, {"experiment": NAME})
@@ -87,10 +87,7 @@ def _begin(results: Results, config: dict[str, Any]) -> None:
     if any(progress.step for progress in results.progress):
         finished = sum(progress.finished for progress in results.progress)
         print(f"Going on in {folder}, where {finished} of {len(results.runs)} runs are finished.", flush=True)
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise FolderError(f"{folder} cannot be made: {error.strerror}.", "Pass another folder with --out.") from None
+    make(folder)
     write_json(folder / "config.json", config)
     write_json(folder / "env.json", environment())
     write_json(folder / "gradient-flow.json", flows())

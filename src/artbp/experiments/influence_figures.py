@@ -22,6 +22,7 @@ _OTHERS: dict[str, Any] = {
     "CheckpointedBPTT": (GREY, "-"),
 }
 _DASHES: list[Any] = [(0, (1, 1.5)), (0, (5, 2)), (0, (7, 2, 1, 2)), (0, (9, 2)), (0, (3, 1, 1, 1, 1, 1))]
+_LARGEST = 1e290  # no axis can hold more
 _ROOM = 6.0  # how far above the losses of the start a curve is followed
 
 
@@ -50,8 +51,9 @@ def average_loss(folder: Path, config: dict[str, Any], rows: list[dict[str, Any]
     axes.set_xlim(min(steps[0] for runs in curves.values() for steps, _ in runs) / 1.05, config["steps"])
     axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
     axes.grid(axis="y", color=PALE, linewidth=0.5, alpha=0.6)
-    if config["noise"]:
-        _mark_noise(axes, config["noise"] ** 2 / 2)
+    share = config["noise"] * config["noise"] / 2
+    if bottom < share < top:
+        _mark_noise(axes, share)
     leaving = {method: runs for method, runs in curves.items() if _worst(runs) > top}
     rows_above = _label_leaving(axes, leaving, looks)
     axes.set_position((0.085, 0.12, 0.635, 0.80 - 0.055 * rows_above))
@@ -70,7 +72,8 @@ def _curves(rows: list[dict[str, Any]]) -> dict[str, list[tuple[Any, Any]]]:
     """For every method its runs, each as steps and losses; what has overflown is infinite."""
     found: dict[str, dict[Any, list[tuple[int, float]]]] = {}
     for row in rows:
-        loss = math.inf if row["average_loss"] is None else row["average_loss"]
+        loss = row["average_loss"]
+        loss = math.inf if loss is None or loss > _LARGEST else loss
         found.setdefault(row["method"], {}).setdefault(row["seed"], []).append((row["step"], loss))
     return {
         method: [(np.array(points)[:, 0], np.array(points)[:, 1]) for points in runs.values()]
@@ -81,7 +84,8 @@ def _curves(rows: list[dict[str, Any]]) -> dict[str, list[tuple[Any, Any]]]:
 def _limits(curves: dict[str, list[tuple[Any, Any]]]) -> tuple[float, float]:
     """Where the frame ends, (bottom, top): it holds the runs that stay near the losses of the first half."""
     runs = [losses for runs in curves.values() for _, losses in runs]
-    near = _ROOM * max(float(losses[: max(1, len(losses) // 2)].min()) for losses in runs)
+    starts = [float(losses[: max(1, len(losses) // 2)].min()) for losses in runs]
+    near = _ROOM * max([start for start in starts if math.isfinite(start)], default=1.0)  # some overflow at once
     top = max([near, *(1.3 * float(losses.max()) for losses in runs if losses[-1] <= near)])
     lowest = min(float(losses[np.isfinite(losses)].min(initial=1.0)) for losses in runs)
     return max(lowest, top * 1e-12) / 1.6, top

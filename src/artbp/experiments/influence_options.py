@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from artbp._folder import cores
+from artbp.experiments._options import OptionError, as_json, check_lengths, check_whole
 
 if TYPE_CHECKING:
     from artbp import Law
@@ -73,19 +74,13 @@ class Options:
         values = {name: getattr(self, name) for name in names}
         return {
             "experiment": NAME,
-            **{name: list(value) if isinstance(value, tuple) else value for name, value in values.items()},
+            **{name: as_json(value) for name, value in values.items()},
         }
-
-
-class OptionError(Exception):
-    """An option that cannot work: what was passed and why, and what to pass instead."""
 
 
 def check(options: Options) -> None:
     """Refuses what cannot run, before anything is written."""
-    for name, least in {"steps": 1, "seeds": 1, "p": 0, "n": 0, "window": 1, "jobs": 1}.items():
-        if (value := getattr(options, name)) < least:
-            raise OptionError(f"--{name} {value}: it must be at least {least}.\nPass a whole number from {least} on.")
+    check_whole(options, {"steps": 1, "seeds": 1, "p": 0, "n": 0, "window": 1, "jobs": 1})
     if options.p == options.n:
         raise OptionError(
             f"--p {options.p} --n {options.n}: as many agents are pushed up as down, so that the first one comes to "
@@ -98,9 +93,7 @@ def check(options: Options) -> None:
             raise OptionError(f"--{name} {value}: it must be {kind}.\nPass a number such as {getattr(Options, name)}.")
     if not options.estimators:
         raise OptionError("--estimators names none: there is nothing to run.\nPass some, or leave the option out.")
-    for length in options.lengths:
-        if length < 1:
-            raise OptionError(f"--lengths {length}: a segment has at least one step.\nPass whole numbers from 1 on.")
+    check_lengths(options.lengths)
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         _law(options)
@@ -120,6 +113,7 @@ def _law(options: Options) -> Law:
     from artbp import laws
 
     mean, alpha = _plain(options.mean), _plain(options.alpha)
+    shown = options.law if len(options.law) < 80 else f"{options.law[:76]} …"
     by_name = {
         "PowerLaw": lambda: laws.PowerLaw(mean=mean, alpha=alpha),
         "Geometric": lambda: laws.Geometric(mean=mean),
@@ -131,11 +125,13 @@ def _law(options: Options) -> Law:
             return by_name[options.law]()
         name, arguments, keywords = _call(options.law)
         made = getattr(laws, name)(*arguments, **keywords)
+        if isinstance(made, laws.Fixed) and made.length >= 2**63:
+            raise ValueError(f"no segment has {made.length} steps, 2^63 or more.\nPass a length below, or Never().")
     except ValueError as error:
-        raise OptionError(f"--law {options.law}: {error}") from None
+        raise OptionError(f"--law {shown}: {error}") from None
     except TypeError as error:
         raise OptionError(
-            f"--law {options.law}: the law does not take these arguments, {error}.\n"
+            f"--law {shown}: the law does not take these arguments, {error}.\n"
             "Pass it as it is written in Python: 'PowerLaw(mean=16, alpha=6)', 'Tabulated([0.0, 0.1])'."
         ) from None
     return made  # type: ignore[no-any-return]
@@ -149,7 +145,7 @@ def _call(text: str) -> tuple[str, list[Any], dict[str, Any]]:
         if isinstance(tree, ast.Call) and isinstance(tree.func, ast.Name) and tree.func.id in laws:
             keywords = {str(keyword.arg): ast.literal_eval(keyword.value) for keyword in tree.keywords}
             return tree.func.id, [ast.literal_eval(argument) for argument in tree.args], keywords
-    except (ValueError, SyntaxError):
+    except (ValueError, SyntaxError, MemoryError, RecursionError):  # the last two: brackets in brackets in …
         pass
     raise ValueError(
         f"it is no law of this library, whose laws are {', '.join(laws)}.\n"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import math
+import pickle
 import shutil
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -11,7 +12,7 @@ from typing import Any
 
 import torch
 
-from artbp._folder import read_json, read_rows, write_bytes, write_json, write_rows
+from artbp._folder import FolderError, read_json, read_rows, write_bytes, write_json, write_rows
 from artbp.experiments.influence_options import Options
 from artbp.experiments.influence_runs import Report, Run, build, finite
 from artbp.experiments.influence_theory import expected_gradient, optimum, shortest_right_length
@@ -72,13 +73,22 @@ class Results:
                 progress.step, progress.finished = found["steps"], True
                 progress.average_loss, progress.theta = found["average_loss"], found["theta"]
             elif self._checkpoint(number).is_file():
-                progress.go_on_from(self._checkpoint(number).read_bytes())
+                self._go_on(progress, self._checkpoint(number))
             progress.seconds = found["seconds"] if progress.step else 0.0
             progress.rows = [
                 row
                 for row in rows
                 if (row["method"], row["seed"]) == (run.method, run.seed) and row["step"] <= progress.step
             ]
+
+    def _go_on(self, progress: Progress, checkpoint: Path) -> None:
+        try:
+            progress.go_on_from(checkpoint.read_bytes())
+        except (OSError, RuntimeError, EOFError, pickle.UnpicklingError, LookupError, TypeError, ValueError):
+            raise FolderError(
+                f"{checkpoint} does not hold what a run has saved there.",
+                "Remove it, and that run begins anew with the same command; or start all anew with --overwrite.",
+            ) from None
 
     def save(self) -> None:
         """Writes the files, each as a whole, such that they agree with each other."""

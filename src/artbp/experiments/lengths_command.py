@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import importlib.util
 import sys
+import warnings
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import tyro
 
-from artbp._folder import FolderError, environment, write_json
+from artbp._folder import FolderError, begin, environment, write_json
+from artbp.experiments._options import OptionError, as_json, check_given, check_whole
 
 NAME = "lengths"
+FILES = ("config.json", "env.json", "lengths.json", "lengths.png", "lengths.svg")
 
 
 @dataclass(frozen=True)
@@ -29,23 +32,36 @@ class Options:
     """Of the draws."""
     out: Path = Path("runs/lengths")
     """Where data and figures go."""
+    overwrite: bool = False
+    """Lose what other lengths have left there."""
+
+    def config(self) -> dict[str, Any]:
+        """All that the results depend on, as it stands in config.json."""
+        values = {name: value for name, value in vars(self).items() if name not in ("out", "overwrite")}
+        return {"experiment": NAME, **{name: as_json(value) for name, value in values.items()}}
 
 
 def main(arguments: list[str]) -> int:
     """Run the command and return its exit status."""
-    options = tyro.cli(Options, args=arguments, prog=f"artbp {NAME}")
+    options = tyro.cli(Options, args=arguments, prog=f"artbp {NAME}", config=(tyro.conf.FlagCreatePairsOff,))
     try:
-        found = _measure(options)
-    except (FolderError, ValueError) as error:
+        check_whole(options, {"draws": 2, "seed": 0})
+        check_given(options, "alphas")
+        return _command(options, arguments)
+    except (OptionError, FolderError, ValueError) as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
+
+
+def _command(options: Options, arguments: list[str]) -> int:
     folder = options.out
-    folder.mkdir(parents=True, exist_ok=True)
-    config = {"experiment": NAME, "command": " ".join(["artbp", NAME, *arguments]), "mean": options.mean}
-    write_json(
-        folder / "config.json",
-        {**config, "alphas": list(options.alphas), "draws": options.draws, "seed": options.seed},
-    )
+    begin(folder, options.config(), options.overwrite, FILES)
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        found = _measure(options)
+    for message in dict.fromkeys(str(warning.message) for warning in caught):
+        print(f"note: {message}", file=sys.stderr)
+    write_json(folder / "config.json", {**options.config(), "command": " ".join(["artbp", NAME, *arguments])})
     write_json(folder / "env.json", environment())
     write_json(folder / "lengths.json", found)
     _print(found)

@@ -3,17 +3,21 @@
 from __future__ import annotations
 
 import math
+from functools import lru_cache
 from typing import Any
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from artbp.ops._types import Tensors
 
+SHORT = 1000  # steps up to which checked links are kept: with 512 of them at most some 12 MB with their weights
+
 
 def links(given: Any, steps: int, lanes: int | None, lanes_first: bool) -> Tensor:
-    """A float64 copy of the links, (T,) or (T, B); no one else holds it, so the backward sees what the forward saw.
+    """A float64 copy of the links, (T,) or (T, B), that no one writes to, so the backward sees what the forward saw.
 
     Args:
         given: what the caller passed.
@@ -41,15 +45,29 @@ def links(given: Any, steps: int, lanes: int | None, lanes_first: bool) -> Tenso
             f"links are on {given.device}: their values choose the kernel, and reading them there would stop the device"
             " at every call. Keep them on the CPU, wherever the input is: links.cpu()."
         )
+    if given.dim() == 1 and given.shape[0] == steps <= SHORT:
+        return _sequence(given.numpy().tobytes(), given.dtype is torch.float32)
     _check_shape(given, steps, lanes, lanes_first)
-    values = given.numpy().astype(np.float64)  # a copy
-    low, high = (float(values.min()), float(values.max())) if values.size else (1.0, 1.0)
+    values = _checked(given.numpy().astype(np.float64))  # a copy
+    return torch.from_numpy(np.ascontiguousarray(values.T) if values.ndim == 2 and lanes_first else values)
+
+
+@lru_cache(maxsize=512)
+def _sequence(data: bytes, single: bool) -> Tensor:
+    """Links (T,) from their bytes. Segments of one length have the same links: those are checked, and kept, once."""
+    values = _checked(np.frombuffer(data, np.float32 if single else np.float64).astype(np.float64))
+    with torch.inference_mode(False):  # whoever asks first, a backward may be the next
+        return torch.from_numpy(values)
+
+
+def _checked(values: NDArray[np.float64]) -> NDArray[np.float64]:
+    low, high = np.minimum.reduce(values, None, initial=1.0), np.maximum.reduce(values, None, initial=1.0)
     if not (low >= 0.0 and high < math.inf):  # written so that nan fails too
         raise ValueError(
             f"links hold values from {low} to {high}: a factor must be finite and at least 0 (a cut is 0, and 1/(1-c) "
             "needs c < 1). Draw them with artbp.Truncation, or use 1.0 where the gradient is to pass as it is."
         )
-    return torch.from_numpy(np.ascontiguousarray(values.T) if values.ndim == 2 and lanes_first else values)
+    return values
 
 
 def _check_shape(given: Tensor, steps: int, lanes: int | None, lanes_first: bool) -> None:
@@ -115,7 +133,7 @@ def _check_kind(name: str, tensor: Tensor, weight: Tensor, widened: bool) -> Non
     if tensor.dtype != weight.dtype and not widened:
         raise ValueError(
             f"RNN {name} dtype ({tensor.dtype}) does not match weight dtype ({weight.dtype}): they meet in one product."
-            f" Convert it with {name}.to({weight.dtype}), or the layer with layer.to({tensor.dtype})."
+            f" Convert {name}: {name}.to({weight.dtype}), or convert model: model.to({tensor.dtype})."
         )
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import Any
 
@@ -82,23 +81,34 @@ def _blocks(batch_sizes: list[int]) -> list[Block]:
 def run(layer: torch.nn.RNNBase, sequences: Sequences, links: Tensor) -> tuple[Any, Any]:
     """Output and final state of a call with links, in the caller's layout: what torch.nn's forward returns."""
     device = sequences.data.device.type
-    cast = _Cast(layer, sequences, device)
-    with cast.region():
-        x = cast.input(sequences.data)
-        hx = _initial(layer, x, sequences.lanes) if sequences.hx is None else cast.states(sequences.hx)
-        weights = [cast.weights(group) for group in _weights(layer)]
-        links = sequences.arrange(links)
-        final = []
-        for index, group in enumerate(weights):
-            if index and layer.dropout and layer.training:
-                x = dropout(x, layer.dropout, True)
-            x, state = _layer(layer.mode, x, tuple(part[index] for part in hx), group, links, sequences.blocks)
-            final.append(state)
-        states = tuple(
-            parts[0].unsqueeze(0) if len(parts) == 1 else torch.stack(parts) for parts in zip(*final, strict=True)
-        )
-        y, states = cast.output(x), cast.final(states)
+    links = sequences.arrange(links)
+    if _autocasts(device):
+        cast = _Cast(layer, sequences, device)
+        with torch.autocast(device, enabled=False):
+            x, hx = cast.inside(sequences.data), sequences.hx
+            hx = None if hx is None else tuple(map(cast.inside, hx))
+            weights = [tuple(map(cast.inside, group)) for group in _weights(layer)]
+            y, states = _layers(layer, x, hx, weights, links, sequences)
+            y, states = y.to(cast.y), cast.final(states)
+    else:
+        y, states = _layers(layer, sequences.data, sequences.hx, _weights(layer), links, sequences)
     return _returned(layer, sequences.source, y, states)
+
+
+def _layers(
+    layer: torch.nn.RNNBase, x: Tensor, hx: Tensors | None, weights: list[Weights], links: Tensor, sequences: Sequences
+) -> tuple[Tensor, Tensors]:
+    """The layers one after the other, dropout in between."""
+    states = _initial(layer, x, sequences.lanes) if hx is None else hx
+    final = []
+    for index, group in enumerate(weights):
+        if index and layer.dropout and layer.training:
+            x = dropout(x, layer.dropout, True)
+        x, state = _layer(layer.mode, x, tuple([part[index] for part in states]), group, links, sequences.blocks)
+        final.append(state)
+    if len(final) == 1:
+        return x, tuple([part.unsqueeze(0) for part in final[0]])
+    return x, tuple(torch.stack(parts) for parts in zip(*final, strict=True))
 
 
 def _layer(
@@ -159,33 +169,15 @@ class _Cast:
     """
 
     def __init__(self, layer: torch.nn.RNNBase, sequences: Sequences, device: str) -> None:
-        self.device = device
-        self.active = _autocasts(device)
-        if not self.active:
-            return
         given = sequences.data.dtype
         low = torch.get_autocast_dtype(device)
         kernel = device != "cpu" or (layer.mode == "LSTM" and not layer.proj_size)
-        self.inside = low if kernel else torch.float32
+        self.dtype = low if kernel else torch.float32
         self.y = low if kernel or layer.mode != "GRU" else given
         self.c = low if kernel else given
 
-    def region(self) -> AbstractContextManager[Any]:
-        return torch.autocast(self.device, enabled=False) if self.active else nullcontext()
-
-    def input(self, x: Tensor) -> Tensor:
-        return x.to(self.inside) if self.active else x
-
-    def states(self, hx: Tensors) -> Tensors:
-        return tuple(state.to(self.inside) for state in hx) if self.active else hx
-
-    def weights(self, group: Weights) -> Weights:
-        return tuple(None if w is None else w.to(self.inside) for w in group) if self.active else group
-
-    def output(self, y: Tensor) -> Tensor:
-        return y.to(self.y) if self.active else y
+    def inside(self, tensor: Any) -> Any:
+        return None if tensor is None else tensor.to(self.dtype)
 
     def final(self, states: Tensors) -> Tensors:
-        if not self.active:
-            return states
         return states[0].to(self.y), *[c.to(self.c) for c in states[1:]]

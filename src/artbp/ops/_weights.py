@@ -7,11 +7,12 @@ given :math:`w_t\, \partial\ell_t`, :math:`x_t/w_t` and :math:`h_{t-1}/w_t`. A l
 :math:`2^{\pm 32}`, begin a new window: its first link is the factor on the gradient that leaves it
 for the window before.
 
-With a link for each lane some lane is cut at almost every step, and windows that end at every cut would be too short for
-a kernel. :func:`coded_windows` writes such a cut as a factor :math:`2^{-48}` instead, and centres the weights of each
-lane by a power of two, so that a window holds some three cuts in every lane. What then crosses a cut is :math:`2^{-48}`
-of what lies behind it: lost in float32's rounding where the step before the cut has an adjoint of its own, a leak where
-it has none. The window says which steps those are; whoever uses it has to look (:mod:`artbp.ops.onednn`).
+With a link for each lane some lane is cut at almost every step, and windows that end at every cut would be too short
+for a kernel. :func:`coded_windows` writes such a cut as a factor :math:`2^{-48}` instead, and centres the weights of
+each lane by a power of two, so that a window holds some three cuts in every lane. What then crosses a cut is
+:math:`2^{-48}` of what lies behind it: lost in float32's rounding where the step before the cut has an adjoint of its
+own, a leak where it has none. The window says which steps those are; whoever uses it has to look
+(:mod:`artbp.ops.onednn`).
 """
 
 from __future__ import annotations
@@ -40,7 +41,7 @@ class Window:
     weights: Tensor | None  # w (n, 1, 1) or (n, B, 1); None where all are one
     inverse: Tensor | None  # 1 / w, float32 like the weights
     following: Tensor | None  # 1 / w of the next step, for what step t hands to step t+1; the last row is one
-    before: tuple[Tensor, Tensor] | None = None  # if coded: step (from first on) and lane before each cut
+    before: Tensor | None = None  # if coded: where just before a cut, as step · B + lane, steps from first on
 
     def scale_entering(self, gradient: Tensor) -> Tensor:
         """edge · gradient, a new tensor, exactly zero where the edge is."""
@@ -51,13 +52,13 @@ class Window:
         return gradient if self.edge == 1.0 else gradient * self.edge
 
 
-_latest: dict[bool, tuple[weakref.ref[Tensor], int, torch.device, list[Window]]] = {}
+_known: dict[tuple[int, bool, torch.device], tuple[weakref.ref[Tensor], int, list[Window]]] = {}
 
 
 def windows(links: Tensor, device: torch.device) -> list[Window]:
     """The windows of float64 links (T,) or (T, B), with float32 weights on `device`; no weight leaves 2^±32.
 
-    The last answer is kept, for the layers of a stack ask for the same links one after the other.
+    The answer is kept as long as the links live: layers of a stack, and calls of one length, ask for the same ones.
     """
     return _remembered(False, links, device)
 
@@ -71,19 +72,34 @@ def coded_windows(links: Tensor, device: torch.device) -> list[Window]:
 
 
 def _remembered(coded: bool, links: Tensor, device: torch.device) -> list[Window]:
-    latest = _latest.get(coded)  # one tuple, read and written whole, so that threads may race for it
-    if latest is not None and latest[0]() is links and latest[1] == links._version and latest[2] == device:
-        return latest[3]
+    key = id(links), coded, device
+    known = _known.get(key)  # tuples, read and written whole, so that threads may race for them
+    if known is not None and known[0]() is links and known[1] == links._version:
+        return known[2]
     values = links.numpy()
     found = list(_coded(values, device)) if coded else [_window(values, *span, device) for span in _spans(values)]
-    _latest[coded] = weakref.ref(links), links._version, device, found
+    _known[key] = weakref.ref(links, lambda _: _known.pop(key, None)), links._version, found
     return found
+
+
+def only_first(links: Tensor) -> bool:
+    """Whether all links but the first are one, so that there is nothing to scale inside."""
+    if links.dim() == 1:
+        spans = windows(links, links.device)  # known, mostly
+        return len(spans) == 1 and spans[0].weights is None
+    rest = links.numpy()[1:]
+    return not len(rest) or (bool(rest[-1].max() == 1.0) and bool((rest == 1.0).all()))  # the last one says no, mostly
 
 
 def _window(
     links: NDArray[np.float64], first: int, last: int, product: NDArray[np.float64] | None, device: torch.device
 ) -> Window:
-    edge = float(links[first]) if links.ndim == 1 else _column(links[first], device)
+    if links.ndim == 1 or not links[first].any():
+        edge: float | Tensor = float(links[first].max())
+    else:
+        edge = _column(links[first], device)
+    if product is None:
+        return Window(first, last, edge, None, None, None)
     return Window(first, last, edge, *_scales(product, device))
 
 
@@ -92,12 +108,8 @@ def _column(values: NDArray[np.float64], device: torch.device) -> Tensor:
     return torch.from_numpy(values).to(device, torch.float32).unsqueeze(1)
 
 
-def _scales(
-    product: NDArray[np.float64] | None, device: torch.device
-) -> tuple[Tensor, Tensor, Tensor] | tuple[None, None, None]:
+def _scales(product: NDArray[np.float64], device: torch.device) -> tuple[Tensor, Tensor, Tensor]:
     """w, 1 / w, and 1 / w of the next step, each (n, 1 or B, 1)."""
-    if product is None:
-        return None, None, None
     steps = len(product)
     rows = np.empty((3, steps, product.size // steps, 1), dtype=np.float32)
     rows[0] = product.reshape(rows.shape[1:])
@@ -130,27 +142,25 @@ def _spans(links: NDArray[np.float64]) -> Iterator[tuple[int, int, NDArray[np.fl
 def _coded(links: NDArray[np.float64], device: torch.device) -> Iterator[Window]:
     """The coded windows of links (T, B): each as long as the weights of its most restless lane allow."""
     cut = links == 0.0
-    factors = np.where(cut, CUT, links)
-    bits = np.log2(factors)
+    if not cut[1:].any():
+        first, last, product = next(_spans(links))
+        if last == len(links):
+            yield _window(links, first, last, product, device)
+            return
+    bits = np.log2(np.where(cut, CUT, links))  # in logarithms nothing overflows; 2^-45 of what is lost in the sums
     first, length = 0, len(links)
     while first < length:
         height = bits[first:].copy()
         height[0] = 0.0
         np.add.accumulate(height, axis=0, out=height)
-        high, low = np.maximum.accumulate(height, axis=0), np.minimum.accumulate(height, axis=0)
-        outside = ((high - low) > 2 * ROOM).any(axis=1)
-        last = first + int(outside.argmax()) if outside[-1] else length  # the range grows, so the last row knows
-        top, bottom = high[last - first - 1], low[last - first - 1]
-        edge = 0.0 if cut[first].all() else _column(links[first], device)
-        if not (top.any() or bottom.any()):
-            yield Window(first, last, edge, None, None, None)
-        else:
-            product = factors[first:last].copy()
-            product[0] = start = np.exp2(-np.round((top + bottom) / 2))
-            np.multiply.accumulate(product, axis=0, out=product)
-            if isinstance(edge, Tensor):
-                edge = _column(links[first] / start, device)
-            steps, lanes = np.nonzero(cut[first + 1 : last])
-            before = torch.from_numpy(steps).to(device), torch.from_numpy(lanes).to(device)
-            yield Window(first, last, edge, *_scales(product, device), before)
+        high, low = np.maximum.reduce(height, axis=0), np.minimum.reduce(height, axis=0)
+        if (high - low).max() > 2 * ROOM:
+            highs, lows = np.maximum.accumulate(height, axis=0), np.minimum.accumulate(height, axis=0)
+            steps = int((highs - lows > 2 * ROOM).any(axis=1).argmax())
+            height, high, low = height[:steps], highs[steps - 1], lows[steps - 1]
+        last = first + len(height)
+        height -= np.round((high + low) / 2)
+        edge = 0.0 if cut[first].all() else _column(links[first] * np.exp2(-height[0]), device)
+        before = torch.from_numpy(np.flatnonzero(cut[first + 1 : last])).to(device)
+        yield Window(first, last, edge, *_scales(np.exp2(height), device), before)
         first = last

@@ -35,13 +35,16 @@ def gradients(
 
     What another path's backward returns where its own way would not be exact.
     """
-    inputs = [None if tensor is None else tensor.detach() for tensor in (x, *hx, *weights)]
-    asked = [i for i, tensor in enumerate((x, *hx, *weights)) if tensor is not None and tensor.requires_grad]
+    given = (x, *hx, *weights)
+    inputs: list[Any] = [None if tensor is None else tensor.detach() for tensor in given]
+    asked = [i for i, tensor in enumerate(given) if tensor is not None and tensor.requires_grad]
     for i in asked:
         inputs[i].requires_grad_()
     with torch.enable_grad():
         y, final = recurrence(mode, inputs[0], tuple(inputs[1 : 1 + len(hx)]), tuple(inputs[1 + len(hx) :]), links)
-    arriving = [(output, gradient) for output, gradient in zip((y, *final), incoming, strict=True) if gradient is not None]
+    arriving = [
+        (output, gradient) for output, gradient in zip((y, *final), incoming, strict=True) if gradient is not None
+    ]
     outputs, adjoints = zip(*arriving, strict=True)
     found = torch.autograd.grad(outputs, [inputs[i] for i in asked], adjoints, allow_unused=True)
     result: list[Tensor | None] = [None] * len(inputs)
@@ -77,7 +80,8 @@ class _Batched(torch.autograd.Function):
     @staticmethod
     @in_full_precision
     def backward(ctx: Any, *incoming: Tensor | None) -> tuple[Tensor | None, ...]:
-        inputs, (y, *saved) = ctx.saved_tensors[: ctx.count], ctx.saved_tensors[ctx.count :]
+        tensors = ctx.saved_tensors
+        inputs, (y, *saved) = tensors[: ctx.count], tensors[ctx.count :]
         x, hx, weights = inputs[0], inputs[1 : 1 + ctx.states], inputs[1 + ctx.states :]
         if torch.is_grad_enabled():
             return None, None, None, *naive.gradients(ctx.mode, x, hx, weights, ctx.links, incoming)

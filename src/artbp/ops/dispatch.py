@@ -95,9 +95,12 @@ TABLE = (
         (torch.float32, torch.bfloat16),
         ("LSTM",),
         projected=False,
-        pays=lambda problem: _onednn_enabled() and problem.x.numel() > 0 and problem.steps_a_window(coded_windows) >= 16,
+        pays=lambda problem: (
+            _onednn_enabled() and problem.x.numel() > 0 and problem.steps_a_window(coded_windows) >= 16
+        ),
         evidence="oneDNN's LSTM takes 0.4 to 1.1 of the batched path's time for one window of 64 steps, 0.75 to 1.0 at"
-        " 8 steps a window, 0.9 to 1.7 at 4; windows of random lengths come out worse than equal ones.",
+        " 8 steps a window, 0.9 to 1.7 at 4; windows of random lengths come out worse than equal ones. A window holds a"
+        " stretch between shared cuts, or some three cuts of every lane.",
     ),
     Rule(
         "fused",

@@ -83,7 +83,7 @@ class _Fused(torch.autograd.Function):
         y = x.new_empty((T + 1, B, H))
         c = torch.empty((T + 1, B, H), device=x.device, dtype=torch.float32)
         # The last states are copies: two outputs of one memory would change together under in-place use.
-        hn, cn = torch.empty_like(h0), torch.empty_like(c0)
+        hn, cn = _rows_like(h0), _rows_like(c0)
         with _arithmetic(kind, x.device):
             rows = x.reshape(T * B, -1)
             gates = rows @ w_ih.t() if b_ih is None else torch.addmm(b_ih + b_hh, rows, w_ih.t())
@@ -102,7 +102,7 @@ class _Fused(torch.autograd.Function):
             return None, None, *naive.gradients("LSTM", x, hx, weights, ctx.links, incoming)
         d_y, d_h, d_c = (None if gradient is None else gradient.contiguous() for gradient in incoming)
         d_y = torch.zeros_like(y[1:]) if d_y is None else d_y
-        dh, dc = torch.empty_like(inputs[1]), torch.empty_like(inputs[2])
+        dh, dc = _rows_like(inputs[1]), _rows_like(inputs[2])
         with _arithmetic(ctx.kind, y.device):
             links = _on_device(ctx.links, c)  # (T+1, 1 or B)
             dgates = torch.empty_like(gates)
@@ -135,7 +135,7 @@ def _on_device(links: Tensor | None, like: Tensor) -> Tensor:
     """Links as (T+1, 1 or B) fp32; the last row, for the final states' own gradients, is one."""
     T = like.shape[0] - 1
     if links is None:
-        return _one(like.device).expand(T + 1, 1)
+        return _ones(like.device, torch.float32, 1).view(1, 1).expand(T + 1, 1)
     # Pinned: a copy from pageable memory waits for whatever the stream is doing.
     host = torch.empty((T + 1, 1 if links.dim() == 1 else links.shape[1]), dtype=torch.float32, pin_memory=True)
     host[:T] = links.view(T, -1)
@@ -158,9 +158,9 @@ def _ones(device: torch.device, dtype: torch.dtype, count: int) -> Tensor:
     return ones[:count]
 
 
-@cache
-def _one(device: torch.device) -> Tensor:
-    return torch.ones((1, 1), device=device)
+def _rows_like(state: Tensor) -> Tensor:
+    """Room for a state, row by row as the kernels write it, however the given one lies in memory."""
+    return torch.empty_like(state, memory_format=torch.contiguous_format)
 
 
 def _kind(x: Tensor) -> str:

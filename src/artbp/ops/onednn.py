@@ -10,10 +10,10 @@ Cost beside torch.nn's: four passes over tensors of the size of x or y where lin
 one throughout a window; a copy of y where there are several windows.
 
 With a link for each lane the windows are coded ones, in which a cut is a factor of 2^-48. The backward looks whether
-that is as good as a cut: whether all that arrives is finite and, just before every cut, within 2^-20 of the largest, so
+that is as good as a cut: whether all is finite, and what arrives just before every cut within 2^-20 of the largest, so
 that what leaks is 2^-28 of what is there, below float32's resolution. Where it is not (a loss on the last step alone,
 inf or nan behind a cut), the batched path, whose cuts are exact zeros, computes the gradient instead: correct always,
-at three times the price then.
+at some three times the price then.
 """
 
 from __future__ import annotations
@@ -49,62 +49,61 @@ class _Weighted(torch.autograd.Function):
         ctx.spans = spans = coded_windows(links, inputs[0].device)
         # The operators read raw memory.
         contiguous: list[Any] = [None if tensor is None else tensor.contiguous() for tensor in inputs]
-        x, h, c, *weights = contiguous
-        ctx.padded = any(ctx.needs_input_grad[6:8]) and any(window.weights is not None for window in spans)
-        padded = [constant_pad_nd(weights[0], (0, 1)), *weights[1:]] if ctx.padded else weights
-        saved, outputs = [], []
-        for window in spans:
-            given = x if len(spans) == 1 else x[window.first : window.last]
-            used = weights
-            if ctx.padded and window.weights is not None:
-                given, used = constant_pad_nd(given, (0, 1), 1.0), padded
-            y, h_next, c_next, workspace = _forward(given, h, c, used)
-            saved += [given, h, c, c_next, workspace]
-            outputs.append(y)
-            h, c = h_next, c_next
-        y = outputs[0] if len(outputs) == 1 else torch.cat(outputs)
-        ctx.save_for_backward(*inputs, y, padded[0], *saved)
-        return y, h, c
+        x, h, c, w_ih, *others = contiguous
+        needed = ctx.needs_input_grad
+        ones = (needed[6] or needed[7]) and any(window.weights is not None for window in spans)
+        ctx.width = x.shape[2] if ones else None
+        if ones:
+            x, w_ih = constant_pad_nd(x, (0, 1), 1.0), constant_pad_nd(w_ih, (0, 1))
+        if len(spans) == 1:
+            y, h_last, c_last, workspace = _forward(x, h, c, w_ih, *others)
+            saved = [h, c, c_last, workspace]
+        else:
+            saved, outputs, h_last, c_last = [], [], h, c
+            for window in spans:
+                h, c = h_last, c_last
+                y, h_last, c_last, workspace = _forward(x[window.first : window.last], h, c, w_ih, *others)
+                saved += [h, c, c_last, workspace]
+                outputs.append(y)
+            y = torch.cat(outputs)
+        ctx.save_for_backward(*inputs, y, x, w_ih, *saved)
+        return y, h_last, c_last
 
     @staticmethod
     @in_full_precision
     def backward(ctx: Any, *incoming: Tensor | None) -> tuple[Tensor | None, ...]:
-        inputs, (y, padded, *saved) = ctx.saved_tensors[:7], ctx.saved_tensors[7:]
-        x, hx = inputs[0], inputs[1:3]
+        tensors = ctx.saved_tensors
+        inputs, (y, x, w_ih), saved = tensors[:7], tensors[7:10], tensors[10:]
         if torch.is_grad_enabled():
-            return None, *naive.gradients("LSTM", x, hx, inputs[3:], ctx.links, incoming)
-        weights = [None if weight is None else weight.contiguous() for weight in inputs[3:]]
+            return None, *naive.gradients("LSTM", inputs[0], inputs[1:3], inputs[3:], ctx.links, incoming)
+        weights = [w_ih, *[None if weight is None else weight.contiguous() for weight in inputs[4:]]]
         spans: list[Window] = ctx.spans
-        whole = len(spans) == 1
         d_y, d_h, d_c = incoming
         parts: list[Tensor | None] = []
-        total: list[Tensor] | None = None
+        total: list[Tensor] = []
         for k in range(len(spans) - 1, -1, -1):
             window = spans[k]
-            arriving = (d_y if whole or d_y is None else d_y[window.first : window.last], d_h, d_c)
-            if arriving[0] is None and d_h is None and d_c is None:
+            span = slice(window.first, window.last)
+            here = (x, y, d_y) if len(spans) == 1 else (x[span], y[span], None if d_y is None else d_y[span])
+            arriving = here[2], d_h, d_c
+            if here[2] is None and d_h is None and d_c is None:
                 parts.append(None)
                 continue
             scale = _scale(window, arriving)
-            ones = ctx.padded and window.weights is not None
             if scale is not None:
                 d_x, d_h, d_c, *found = _backward(
-                    window,
-                    [padded, *weights[1:]] if ones else weights,
-                    saved[5 * k : 5 * k + 5],
-                    y if whole else y[window.first : window.last],
-                    arriving,
-                    scale,
-                    ones,
-                    ctx.needs_input_grad[1],
+                    window, here[0], here[1], weights, saved[4 * k : 4 * k + 4], arriving, scale, ctx.width
                 )
             if scale is None or (window.before is not None and not _finite(found)):
-                return None, *batched.gradients("LSTM", x, hx, inputs[3:], ctx.links, incoming)
-            parts.append(d_x)
-            total = found if total is None else [a.add_(b) for a, b in zip(total, found, strict=True)]
-        if total is None:
+                return None, *batched.gradients("LSTM", inputs[0], inputs[1:3], inputs[3:], ctx.links, incoming)
+            if ctx.needs_input_grad[1]:
+                parts.append(d_x if window.inverse is None else d_x * (window.inverse * (1.0 / scale)))
+            total = [a.add_(b) for a, b in zip(total, found, strict=True)] if total else found
+        if not total:
             return (None,) * 8
-        d_x = parts[0] if whole or not ctx.needs_input_grad[1] else _joined(parts[::-1], spans, inputs[0])
+        d_x = None
+        if ctx.needs_input_grad[1]:
+            d_x = parts[0] if len(spans) == 1 else _joined(parts[::-1], spans, inputs[0])
         bias = None if inputs[5] is None else total[2]
         gradients = (d_x, d_h, d_c, total[0], total[1], bias, bias)
         if inputs[0].dtype is torch.float32:
@@ -116,17 +115,21 @@ class _Weighted(torch.autograd.Function):
 _apply: Any = super(torch.autograd.Function, _Weighted).apply
 
 
-def _forward(x: Tensor, h: Tensor, c: Tensor, weights: Sequence[Any]) -> Tensors:
+def _forward(x: Tensor, h: Tensor, c: Tensor, w_ih: Any, w_hh: Any, b_ih: Any, b_hh: Any) -> Tensors:
     """The training forward: y (n, B, H), h_n, c_n and the workspace that its backward reads."""
-    w_ih, w_hh, b_ih, b_hh = weights
     biases = b_ih is not None
     result: Tensors
     # Grad mode on, for the operator to pick its training form; but below autograd, which would record a second graph.
-    with torch.enable_grad(), torch._C._AutoDispatchBelowAutograd():
-        result = torch.ops.aten.mkldnn_rnn_layer.default(
-            x, w_ih, w_hh, b_ih if biases else w_ih, b_hh if biases else w_hh, h, c,
-            False, [], _LSTM, h.shape[1], 1, biases, False, False, True,
-        )  # fmt: skip
+    before = torch.is_grad_enabled()
+    torch._C._set_grad_enabled(True)
+    try:
+        with torch._C._AutoDispatchBelowAutograd():
+            result = torch.ops.aten.mkldnn_rnn_layer.default(
+                x, w_ih, w_hh, b_ih if biases else w_ih, b_hh if biases else w_hh, h, c,
+                False, [], _LSTM, h.shape[1], 1, biases, False, False, True,
+            )  # fmt: skip
+    finally:
+        torch._C._set_grad_enabled(before)
     return result
 
 
@@ -135,11 +138,10 @@ def _scale(window: Window, incoming: Gradients) -> float | None:
     if window.before is None:
         return 1.0
     d_y = incoming[0]
-    sizes = [_size(gradient) for gradient in incoming if gradient is not None]
-    largest, least = max(sizes), math.inf
-    if len(window.before[0]):
-        least = 0.0 if d_y is None else float(d_y[window.before].abs().amax(1).min())
-    if not all(map(math.isfinite, sizes)) or least * CONTRAST < largest:
+    largest, least = max(_size(gradient) for gradient in incoming if gradient is not None), math.inf
+    if len(window.before):
+        least = 0.0 if d_y is None else float(d_y.flatten(0, 1).index_select(0, window.before).abs().amax(1).min())
+    if least * CONTRAST < largest:
         return None
     if not 2.0**-64 <= largest <= 2.0**64:
         return 1.0 if largest == 0.0 else None
@@ -153,52 +155,52 @@ def _size(gradient: Tensor) -> float:
 
 
 def _finite(gradients: Sequence[Tensor]) -> bool:
+    """Whether inf or nan was anywhere: behind a coded cut, which it crosses, or where a weight had too little room."""
     return math.isfinite(sum(float(gradient.sum()) for gradient in gradients))
 
 
 def _backward(
     window: Window,
+    x: Tensor,
+    y: Tensor,
     weights: Sequence[Any],
     saved: Sequence[Tensor],
-    y: Tensor,
     incoming: Gradients,
     scale: float,
-    ones_column: bool,
-    x_needed: bool,
+    width: int | None,
 ) -> list[Any]:
-    """The gradients of one window: of x, of the states that entered it, and of W_ih, W_hh and either bias."""
-    x, h, c, c_next, workspace = saved
+    """The gradients of one window: of x (times w), of the states that entered it, and of W_ih, W_hh and either bias.
+
+    width: the columns of x without the one of ones, or None where there is none.
+    """
+    h, c, c_last, workspace = saved
+    w_ih, w_hh, b_ih, b_hh = weights
     d_y, d_h, d_c = incoming
     w, inverse, following = window.weights, window.inverse, window.following
     if w is not None and inverse is not None and following is not None:
-        # Scaled in float32 and rounded once: mixed products are formed in float32.
-        x = (x * inverse).to(x.dtype)
+        x, y = x * inverse, y * following
         if window.before is not None:
-            h = (h * inverse[0]).to(h.dtype)
-            w, inverse = w * scale, inverse * (1.0 / scale)
-        y = (y * following).to(y.dtype)
+            h, w = h * inverse[0], w * scale
+        if w_hh.dtype is not torch.float32:  # scaled in float32 and rounded once
+            x, y, h = x.to(w_hh.dtype), y.to(w_hh.dtype), h.to(w_hh.dtype)
         d_y = None if d_y is None else d_y * w
         d_h = None if d_h is None else d_h * w[-1]
         d_c = None if d_c is None else d_c * w[-1]
-    w_ih, w_hh, b_ih, b_hh = weights
     biases = b_ih is not None
     d_x, d_w_ih, d_w_hh, d_b, _, d_h, d_c = torch.ops.aten.mkldnn_rnn_layer_backward.default(
-        x, w_ih, w_hh, b_ih if biases else w_ih, b_hh if biases else w_hh, h, c, y, h, c_next, d_y, d_h, d_c,
+        x, w_ih, w_hh, b_ih if biases else w_ih, b_hh if biases else w_hh, h, c, y, h, c_last, d_y, d_h, d_c,
         False, _LSTM, h.shape[1], 1, biases, True, False, [], False, workspace,
     )  # fmt: skip
-    if ones_column:
-        d_x, d_b, d_w_ih = d_x[:, :, :-1], d_w_ih[:, -1], d_w_ih[:, :-1]
-    if not x_needed:
-        d_x = None
-    elif inverse is not None:
-        d_x = d_x * inverse
-    found = [d_w_ih, d_w_hh, d_b]
-    cut = isinstance(window.edge, float) and window.edge == 0.0
-    states = [None, None] if cut else [window.scale_entering(d_h), window.scale_entering(d_c)]
-    if scale != 1.0:
-        found = [gradient.mul_(1.0 / scale) for gradient in found]
-        states = [None if state is None else state.mul_(1.0 / scale) for state in states]
-    return [d_x, *states, *found]
+    if width is not None:
+        d_x, d_b, d_w_ih = d_x.narrow(2, 0, width), d_w_ih.select(1, width), d_w_ih.narrow(1, 0, width)
+    if isinstance(window.edge, float) and window.edge == 0.0:
+        d_h = d_c = None
+    else:
+        d_h, d_c = window.scale_entering(d_h), window.scale_entering(d_c)
+    if scale == 1.0:
+        return [d_x, d_h, d_c, d_w_ih, d_w_hh, d_b]
+    found = [d_h, d_c, d_w_ih, d_w_hh, d_b]
+    return [d_x, *[None if gradient is None else gradient.mul_(1.0 / scale) for gradient in found]]
 
 
 def _joined(parts: Sequence[Tensor | None], spans: Sequence[Window], x: Tensor) -> Tensor:

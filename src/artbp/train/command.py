@@ -10,6 +10,7 @@ import math
 import os
 import signal
 import sys
+from collections.abc import Callable
 from contextlib import ExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -297,9 +298,16 @@ def _conclude(folder: Path, summary: dict[str, Any]) -> None:
     if importlib.util.find_spec("matplotlib") is not None:
         from artbp.train.figures import draw
 
-        figures = " and figures (" + ", ".join(path.name for path in draw([folder]) if path.suffix == ".png") + ")"
+        figures = _figures(folder, draw)
     print(f"Metrics, checkpoints{figures}: {folder}")
     print(f"Try `artbp sample {folder}`.")
+
+
+def _figures(folder: Path, draw: Callable[[list[Path]], list[Path]]) -> str:
+    try:
+        return " and figures (" + ", ".join(path.name for path in draw([folder]) if path.suffix == ".png") + ")"
+    except OSError as error:  # the run itself is finished, and they can be drawn again
+        return f", but no figures ({error.strerror}; `artbp plot {folder}` draws them)"
 
 
 def _curve(values: list[float]) -> str:

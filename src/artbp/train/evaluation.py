@@ -73,9 +73,9 @@ def evaluate(
         with torch.no_grad():
             state = None
             while (rows := stream.take(CHUNK)) is not None:
-                between()
                 of_lanes, state = lane_losses(model, *rows, state)
                 nats += of_lanes.double().cpu()
+                between()
             if stream.remainder and group.rank == group.size - 1:
                 rows = left_over(symbols, stream.remainder, device)
                 of_lanes, _ = lane_losses(model, *rows, last_lane(state))

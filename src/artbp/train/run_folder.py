@@ -14,7 +14,6 @@ place of "seed", and a summary.json over all of them.
 
 from __future__ import annotations
 
-import errno
 import json
 import os
 import shutil
@@ -56,8 +55,9 @@ class Metrics:
         before = self.path.stat().st_size if self.path.exists() else 0
         try:
             with self.path.open("ab", buffering=0) as file:
-                if file.write(line) < len(line):
-                    raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+                rest = memoryview(line)
+                while rest:  # a disk that is filling up takes a part, and fails at the next
+                    rest = rest[file.write(rest) :]
         except OSError:
             with suppress(OSError):
                 os.truncate(self.path, before)  # no half a line, whoever reads the rows before the run goes on
@@ -228,13 +228,17 @@ def _refuse_to_clear_another(folder: Path) -> None:
 
 
 def _clear(folder: Path) -> None:
-    """Removes what `artbp train` writes, and nothing else; config.json last, so that this can be done again."""
+    """Removes what `artbp train` writes, and nothing else.
+
+    The folder's own config.json stays until another takes its place: a folder without one is nobody's to overwrite.
+    """
     for path in [*folder.glob("seed-*"), folder]:
         for name in _FOLDERS:
             if (path / name).exists():
                 shutil.rmtree(path / name)
         for name in _FILES:
-            (path / name).unlink(missing_ok=True)
+            if path != folder or name != "config.json":
+                (path / name).unlink(missing_ok=True)
         if path != folder and path.is_dir() and not any(path.iterdir()):
             path.rmdir()
 

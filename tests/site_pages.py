@@ -9,7 +9,7 @@ Comments, which no reader sees, are for what a page takes as given:
     <!-- quick -->                 the shell commands that follow are run, in an empty folder, and not only parsed
     <!-- not run: why -->          the block that follows is shown, and not run, for the reason given
 
-A block of ``text`` directly below one of ``python`` is what that one prints (as in a doctest, `...` stands for anything).
+A block of ``text`` directly below one of ``python`` is what that one prints; `...` stands for anything.
 """
 
 from __future__ import annotations
