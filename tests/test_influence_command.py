@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 
 from artbp import Tabulated, _folder, cli
+from artbp.experiments import influence_runs
 from artbp.experiments._options import OptionError
 from artbp.experiments.gradient_flow import flows
 from artbp.experiments.influence_options import DATA, FIGURES, Options, check
@@ -166,7 +167,8 @@ def test_plot_of_what_is_no_text(tmp_path, capsys):
     assert "cannot be read: Is a directory" in capsys.readouterr().err
 
 
-def test_a_damaged_checkpoint_is_named(tmp_path):
+def test_a_damaged_checkpoint_is_named(tmp_path, monkeypatch):
+    monkeypatch.setattr(influence_runs, "_REPORT_EVERY", 0.0)  # else a fast machine is through before it is asked
     options = Options(steps=3000, seeds=1, lengths=(10,), out=tmp_path)
     results = Results(options, plan(options))
     for run, progress in zip(results.runs, results.progress, strict=True):

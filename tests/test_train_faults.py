@@ -293,7 +293,7 @@ def test_rows_that_were_removed_are_missed(folder):
     ("change", "words"),
     [
         ({"hidden": 9}, "was changed since the checkpoint was written: hidden = 9 and was 6."),
-        ({"lr": 0.5}, "was changed since the checkpoint was written: lr = 0.5 and was 0.002."),
+        ({"lr": 0.5}, "was changed since the checkpoint was written: lr = 0.5 and was 0.005."),
         ({"lanes": -4}, "was changed to what cannot run: --lanes -4"),
         ({"epochs": "many"}, "was changed to what cannot run: "),
         ({"experiment": "influence"}, "holds another experiment, influence"),
@@ -370,7 +370,7 @@ def test_an_existing_run_is_not_lost_by_accident(text, folder):
     message = in_two_parts(train("--corpus", text, *TINY, "--out", folder), 2)
     assert f"{folder} holds this run, unfinished.\n`artbp train --resume {folder}` goes on with it;" in message
     message = in_two_parts(train("--corpus", text, *TINY, "--lr", 0.1, "--out", folder), 2)
-    assert "lr = 0.002 there and 0.1 here" in message
+    assert "lr = 0.005 there and 0.1 here" in message
     assert {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()} == before
 
 

@@ -189,7 +189,7 @@ def test_a_second_sigterm_and_an_echo_of_ctrl_c_change_nothing(text, tmp_path):
 
 def test_a_second_ctrl_c_ends_it_at_once(text, alone, tmp_path):
     folder = tmp_path / "run"
-    at = {"place": UPDATE, "numbers": [signal.SIGINT] * 2, "call": 9, "apart": 1.2}
+    at = {"place": UPDATE, "numbers": [signal.SIGINT] * 2, "call": 9, "apart": 2.5}
     end = train("--corpus", text, *TINY, "--out", folder, signal_at=at)
     assert (end.status, end.err) == (130, "interrupted\n")
     assert not (folder / "checkpoints").exists()
