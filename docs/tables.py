@@ -254,6 +254,39 @@ def _language_in_words() -> Iterator[str]:
     yield f"differs by {found['data_deviation']:.0%} from one such stretch of text to another"
 
 
+def _difference(arm: dict[str, Any], split: str) -> str:
+    for found in arm["differences"]:
+        if found["split"] == split:
+            low, high = found["interval"]
+            return f"{found['mean']:+.4f} ({low:+.4f} to {high:+.4f})"
+    return "–"
+
+
+@table
+def penn_treebank_small() -> str:
+    """The three arms at their best rate, bits per character over the seeds."""
+    rows = []
+    for arm in load("penn-treebank-small/comparison.json"):
+        numbers = [arm["numbers"][split] for split in ("train", "valid", "test")]
+        spread = [f"{number['mean']:.4f} ± {number['deviation']:.4f}" for number in numbers]
+        rows.append([arm["label"], str(len(arm["seeds"])), *spread, _difference(arm, "test")])
+    return markdown(["arm", "seeds", "train", "validation", "test", "test, minus the first (95%)"], rows)
+
+
+@table
+def penn_treebank_small_rates() -> str:
+    """The bits per character of seed 0 on the validation text, at every rate."""
+    found: dict[str, dict[float, float]] = {}
+    for path in sorted((RESULTS / "penn-treebank-small" / "arms").glob("*-seed-0/summary.json")):
+        config = json.loads((path.parent / "config.json").read_text(encoding="utf-8"))
+        bits = json.loads(path.read_text(encoding="utf-8"))["valid_bpc"]
+        found.setdefault(config["method"], {})[config["lr"]] = bits
+    rates = sorted({rate for of_arm in found.values() for rate in of_arm})
+    names = {"tbptt": "truncated BPTT (50)", "random": "random cuts (50, α=4)", "artbp": "ARTBP (50, α=4)"}
+    rows = [[names[arm], *(f"{found[arm][rate]:.4f}" for rate in rates)] for arm in names]
+    return markdown(["rate", *(f"{rate:g}" for rate in rates)], rows)
+
+
 # Layers
 
 

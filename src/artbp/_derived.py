@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import numpy as np
@@ -69,6 +70,10 @@ class _InBlocks(_Derived):
         return self.law._survival(np.maximum(n, 0) // self.block * self.block)
 
     def _tail(self, first: float, block: int) -> float:
+        if block > 1:  # a law in blocks, in blocks again: each place within their common period is a sum of its own
+            period = math.lcm(block, self.block)
+            places = (first + np.arange(0, period, block)) // self.block * self.block
+            return block / period * sum(self.law._tail(float(place), period) for place in places)
         ahead = -first % self.block  # steps to the next end of a block
         end = first + ahead
         return self.law._tail(end, self.block) + ahead * float(self.law._survival(np.array(float(end - self.block))))

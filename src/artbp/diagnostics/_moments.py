@@ -78,7 +78,8 @@ class Moments:
         """95% around the square root of `variance`, on the scale of its logarithm: it is skewed, and above zero."""
         if not self.variance:
             return 0.0, 0.0
-        deviation, factor = math.sqrt(self.variance), math.exp(1.96 * self.variance_error / (2 * self.variance))
+        deviation, exponent = math.sqrt(self.variance), 1.96 * self.variance_error / (2 * self.variance)
+        factor = math.exp(exponent) if exponent < 700 else math.inf
         return deviation / factor, deviation * factor
 
     @property

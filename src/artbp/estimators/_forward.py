@@ -120,6 +120,7 @@ class Forward(Estimator):
         self._remember([], [], None, [])
 
     def state_dict(self) -> dict[str, Any]:
+        self._refuse_late()
         return {
             **super().state_dict(),
             "influence": [part.clone() for part in self.influence],
@@ -134,8 +135,16 @@ class Forward(Estimator):
         self.generator.set_state(state["generator"].cpu())
 
     def __getstate__(self) -> dict[str, Any]:
-        """A copy remembers no parameters, whose own copies no step would use: it finds them where it goes on."""
+        """A copy remembers no parameters that it found, whose own copies no step would use: it finds them anew."""
+        self._refuse_late()
         return {**self.__dict__, "parameters": []}
+
+    def _refuse_late(self) -> None:
+        if self.late:
+            raise RuntimeError(
+                f"{self!r} met its parameters in several steps, some later than others: whoever goes on from a copy or "
+                "a saved state could not tell which influence is whose. Name them, parameters=list(model.parameters())."
+            )
 
     @abstractmethod
     def _estimate(self, moment: Moment) -> list[Tensor]:
@@ -196,6 +205,7 @@ class Forward(Estimator):
             raise no_gradient()
         if not self.parameters and self.influence:
             self._check_loaded(parameters)
+        self.late = self.late or 0 < len(self.parameters) < len(parameters)
         self.parameters = parameters
         return parameters
 
@@ -217,13 +227,19 @@ class Forward(Estimator):
         signs = torch.empty(n, dtype=torch.float32).bernoulli_(0.5, generator=self.generator)
         return signs.mul_(2).sub_(1).to(like, non_blocking=True)
 
-    def _memory(self) -> tuple[list[Tensor], list[Tensor], Tensor | None, list[Tensor]]:
-        return self.parameters, self.influence, self.direction, self.at
+    def _memory(self) -> tuple[list[Tensor], list[Tensor], Tensor | None, list[Tensor], bool]:
+        return self.parameters, self.influence, self.direction, self.at, self.late
 
     def _remember(
-        self, parameters: list[Tensor], influence: list[Tensor], direction: Tensor | None, at: list[Tensor]
+        self,
+        parameters: list[Tensor],
+        influence: list[Tensor],
+        direction: Tensor | None,
+        at: list[Tensor],
+        late: bool = False,
     ) -> None:
         self.parameters, self.influence, self.direction, self.at = parameters, influence, direction, at
+        self.late = late  # whether some parameter was met in a later step than the first
 
 
 def _hand_on(gradients: list[tuple[Tensor, Tensor]]) -> None:

@@ -49,7 +49,8 @@ def links(given: Any, steps: int, lanes: int | None, lanes_first: bool) -> Tenso
         return _sequence(given.numpy().tobytes(), given.dtype is torch.float32)
     _check_shape(given, steps, lanes, lanes_first)
     values = _checked(given.numpy().astype(np.float64))  # a copy
-    return torch.from_numpy(np.ascontiguousarray(values.T) if values.ndim == 2 and lanes_first else values)
+    with torch.inference_mode(False):
+        return torch.from_numpy(np.ascontiguousarray(values.T) if values.ndim == 2 and lanes_first else values)
 
 
 @lru_cache(maxsize=512)

@@ -36,6 +36,13 @@ def _onednn_enabled() -> bool:
     return bool(torch._C._get_mkldnn_enabled())  # what torch.backends.mkldnn.flags sets
 
 
+def _onednn_here(problem: Problem) -> bool:
+    if not _onednn_enabled() or problem.x.numel() == 0:
+        return False
+    steps = problem.steps_a_window(coded_windows)
+    return steps >= (4 if steps == problem.x.shape[0] else 8)
+
+
 def _fused_here(problem: Problem) -> bool:
     from artbp.ops import fused
 
@@ -95,12 +102,10 @@ TABLE = (
         (torch.float32, torch.bfloat16),
         ("LSTM",),
         projected=False,
-        pays=lambda problem: (
-            _onednn_enabled() and problem.x.numel() > 0 and problem.steps_a_window(coded_windows) >= 16
-        ),
-        evidence="oneDNN's LSTM takes 0.4 to 1.1 of the batched path's time for one window of 64 steps, 0.75 to 1.0 at"
-        " 8 steps a window, 0.9 to 1.7 at 4; windows of random lengths come out worse than equal ones. A window holds a"
-        " stretch between shared cuts, or some three cuts of every lane.",
+        pays=_onednn_here,
+        evidence="oneDNN's LSTM takes 0.4 to 1.1 of the batched path's time for one window of 64 steps, 0.6 to 1.0 for one"
+        " of 4 to 16; of several windows, 0.75 to 1.0 at 8 steps each, 0.9 to 1.7 at 4. A window holds a stretch between"
+        " shared cuts, or some three cuts of every lane.",
     ),
     Rule(
         "fused",

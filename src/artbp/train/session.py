@@ -138,9 +138,9 @@ class Session:
         self._summarise("running")
         self._clock = self._saved_at = time.monotonic()
         try:
-            if any(self.group.gather(self.stop_asked())):
-                raise StoppedError  # there is nothing yet that is not in the folder
             while self.evaluated < self.options.epochs:
+                if any(self.group.gather(self.stop_asked())):
+                    raise StoppedError  # there is nothing that is not in the folder
                 if training.epoch == self.evaluated:
                     for update in training.updates():
                         self._take(update, progress)
