@@ -434,7 +434,7 @@ def measured() -> str:
         ],
         [
             "LSTM with links on one CPU core, time over torch.nn's",
-            f"{min(cpu):.2f} to {max(cpu):.2f} over four sizes, random lengths",
+            f"{min(cpu):.2f} to {max(cpu):.2f} over four sizes, random lengths, links shared",
             f"[Speed]({pages('speed')})",
         ],
         [

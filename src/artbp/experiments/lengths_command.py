@@ -20,7 +20,7 @@ FILES = ("config.json", "env.json", "lengths.json", "lengths.png", "lengths.svg"
 
 @dataclass(frozen=True)
 class Options:
-    """Draws segment lengths for several exponents, and holds them against the law's closed forms."""
+    """Draws lengths of segments, and holds them against the law's closed forms."""
 
     mean: float = 50
     """L0, the mean length."""
