@@ -429,7 +429,8 @@ def measured() -> str:
         ],
         [
             "LSTM with links on an H200, time over torch.nn's (cuDNN)",
-            ", ".join(f"{KINDS[kind]} {ratio:.2f}" for kind, ratio in gpu.items()) + " (means over eight sizes)",
+            ", ".join(f"{KINDS[kind]} {ratio:.2f}" for kind, ratio in gpu.items())
+            + " (geometric means over eight sizes)",
             f"[Speed]({pages('speed')})",
         ],
         [

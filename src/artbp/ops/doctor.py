@@ -51,7 +51,7 @@ def _environment(device: torch.device) -> Iterator[str]:
     else:
         capability = torch.backends.cpu.get_cpu_capability()
         onednn = "with" if torch._C._has_mkldnn else "without"
-        yield f"cpu: {capability}, {torch.get_num_threads()} threads, {onednn} oneDNN"
+        yield f"cpu: {capability}, threads: {torch.get_num_threads()}, {onednn} oneDNN"
 
 
 def _probes(device: torch.device) -> Iterator[str]:
