@@ -462,12 +462,13 @@ def measured() -> str:
         ],
         [
             "LSTM with links on an H200, time over torch.nn's (cuDNN)",
-            ", ".join(f"{KINDS[kind]} {ratio:.2f}" for kind, ratio in gpu.items()) + " (means over eight sizes)",
+            ", ".join(f"{KINDS[kind]} {ratio:.2f}" for kind, ratio in gpu.items())
+            + " (geometric means over eight sizes)",
             f"[Speed]({pages('speed')})",
         ],
         [
             "LSTM with links on one CPU core, time over torch.nn's",
-            f"{min(cpu):.2f} to {max(cpu):.2f} over four sizes, random lengths",
+            f"{min(cpu):.2f} to {max(cpu):.2f} over four sizes, random lengths, links shared",
             f"[Speed]({pages('speed')})",
         ],
         [

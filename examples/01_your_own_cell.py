@@ -9,7 +9,7 @@ Its state is a dict of tensors. `artbp.link(state, factor)` takes any nesting of
 dataclasses: the identity going forward, and going backward `factor` times the gradient. The loop is the one you would
 write for truncated backpropagation, with cuts at random places.
 
-Expected output (5 seconds):
+Expected output:
 
       steps   error   fast   slow      u      v
     teacher   0.010   0.30   0.96   0.50   3.00

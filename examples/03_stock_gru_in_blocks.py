@@ -11,7 +11,7 @@ That is unbiased like any other law; the first table shows it, by enumerating al
 The price is that the shortest segment has k steps. (`artbp.nn.GRU` takes links inside a block too, with kernels of its
 own.) Then the GRU is trained on a stream, to say what it heard six steps ago, a sign.
 
-Expected output (10 seconds):
+Expected output:
 
                          patterns     bias  deviation
     blocks of 3, mean 6         8    1e-17      0.033

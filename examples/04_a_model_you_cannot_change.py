@@ -11,7 +11,7 @@ feeds the links to every such layer that is called inside. The first table says 
 gradient is that of a loop over time with `artbp.link`, written by hand. Then the model is trained on a stream, to add
 up what it hears until it is told to begin anew.
 
-Expected output (10 seconds):
+Expected output:
 
     the layer inside           artbp.nn.GRU
     the same parameters        True

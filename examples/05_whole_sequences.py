@@ -11,7 +11,7 @@ open segment has, on average. All lanes have one and the same task here, so that
 independently divides the variance. Resets make the graphs shorter. Noise they do not lower with this law: a power law
 cuts young segments most often, and with resets more segments are young.
 
-Expected output (10 seconds):
+Expected output:
 
     relative to the exact gradient     error  deviation  steps
     one cut for all lanes              0.025       0.25    6.9

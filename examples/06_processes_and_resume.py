@@ -9,7 +9,7 @@ Three runs: two processes; two that are killed after update KILL and started aga
 and one process with all the lanes. Killed or not, the parameters agree in every bit. One process agrees up to the order
 of sums. (In your own cluster, `torchrun` starts the processes, and the address takes the place of the file.)
 
-Expected output (20 seconds, most of them the processes' starts):
+Expected output:
 
     killed after update 13, by signal SIGKILL; saved at update 8
     20 updates, 145 steps

@@ -14,7 +14,7 @@ a cut is paid for by what flows there, so that a cut at a closed gate is nearly 
 table cut equally often on these data; that which looks at the gate pays less. A law that looks at the state can be
 stepped, `cut.step(state)`, and has no lengths of its own.
 
-Expected output (2 seconds):
+Expected output:
 
     Ripening                mean  variance
     derived                8.543     18.47

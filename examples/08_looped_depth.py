@@ -20,7 +20,7 @@ come to 0.34 only.
 
 `cosine` is that of the gradient with the exact one, at the start; for ARTBP of the mean of 200 draws, and of one draw.
 
-Expected output (12 seconds):
+Expected output:
 
                                loops held  cosine  of one    loss
     told anew, exact                 10.0    1.00    1.00   0.000

@@ -17,7 +17,7 @@ So nothing is noisy but the cuts. ARTBP holds ten steps in its graph on average,
 unbiased for the whole run. It pays with noise: over the seeds 0 to 8 its last rate was between 0.041 and 0.128,
 its loss between 0.557 and 0.580.
 
-Expected output (10 seconds):
+Expected output:
 
                           first rate   last rate    loss
     exact, 200 steps           1.556      0.0681   0.557

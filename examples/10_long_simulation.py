@@ -17,7 +17,7 @@ was between 0.43 and 0.56, where the lasting catch is within 2% of the largest; 
 1.01, over four 0.70, each time. The noise grows as segments become shorter: with a mean of 26 weeks, five seeds gave
 efforts between 0.40 and 0.71.
 
-Expected output (5 seconds):
+Expected output:
 
                           effort   stock   catch
     best, by the formula    0.50    0.50    0.25

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import subprocess
@@ -52,6 +53,17 @@ def test_help_lists_what_is_installed(arguments, capsys):
     assert printed.startswith("usage: artbp")
     for name, command in cli.COMMANDS.items():
         assert (f"  {name} " in printed) == (name in cli.available()), command.module
+
+
+@pytest.mark.parametrize("arguments", [[], *([name] for name in cli.COMMANDS)])
+def test_help_fits_a_terminal_of_eighty_columns(arguments, monkeypatch, capsys):
+    monkeypatch.setenv("COLUMNS", "80")
+    with contextlib.suppress(SystemExit):
+        cli.main([*arguments, "--help"])
+    lines = capsys.readouterr().out.splitlines()
+    assert lines
+    # The line of usage is tyro's, which shortens it from 80 characters of options on.
+    assert [line for line in lines if len(line) > 80 and not line.startswith("usage:")] == []
 
 
 def test_a_command_is_listed_only_where_its_module_exists(command, monkeypatch, capsys):

@@ -34,7 +34,7 @@ def expected(script: Path) -> str:
     """What the docstring says is printed."""
     docstring = ast.get_docstring(ast.parse(script.read_text(encoding="utf-8")))
     assert docstring is not None
-    return re.split(r"^Expected output \(.+\):\n", docstring, flags=re.MULTILINE)[1]
+    return re.split(r"^Expected output:\n", docstring, flags=re.MULTILINE)[1]
 
 
 def shape(text: str) -> list[str]:

@@ -102,7 +102,9 @@ def test_a_first_use_under_autocast_or_inference_is_probed_as_any_other() -> Non
 
 def test_the_doctor_names_paths_and_errors(capsys: pytest.CaptureFixture[str]) -> None:
     doctor.main([])
-    said = capsys.readouterr().out
+    printed = capsys.readouterr().out
+    assert max(map(len, printed.splitlines())) <= 80
+    said = " ".join(printed.split())
     assert "batched GRU float64" in said
     assert "LSTM with a projection float32" in said
     assert "NOT USED" not in said

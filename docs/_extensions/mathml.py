@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from sphinx.writers.html5 import HTML5Translator
 
 ACCENTED = re.compile(r"\\(?:tilde|bar|hat|dot|vec) *(?:\{[^{}]*\}|\\[A-Za-z]+|[A-Za-z])")
+DIGITS = re.compile(r"(\\[dt]?frac) *(\d) *(\d)")
 
 logger = logging.getLogger(__name__)
 
@@ -41,11 +42,21 @@ def visit_display(translator: HTML5Translator, node: nodes.math_block) -> None:
 def _mathml(node: nodes.Element, as_block: bool) -> str:
     formula = node.astext()
     try:
-        # A group of two around an accented letter: without it, docutils puts its subscript below instead of beside it.
-        return tex2mathml(ACCENTED.sub(r"{{}\g<0>}", formula), as_block=as_block)
+        return tex(formula, as_block)
     except MathError as error:
         logger.warning("a formula cannot be written as MathML: %s\n%s", error, formula, location=node)
         return f"<code>{escape(formula)}</code>"
+
+
+def tex(formula: str, as_block: bool = False) -> str:
+    """A formula in LaTeX as MathML, and around what docutils gets wrong."""
+    # TeX takes one digit for an argument; docutils takes the whole number, and whatever follows it for the other.
+    formula = DIGITS.sub(r"\1{\2}{\3}", formula)
+    # A group of two around an accented letter: without it, docutils puts its subscript below instead of beside it.
+    mathml = tex2mathml(ACCENTED.sub(r"{{}\g<0>}", formula), as_block=as_block)
+    # A strut: the radical of a low letter alone would hang below its line. And a function's name is no infix operator.
+    mathml = mathml.replace("<msqrt>", '<msqrt><mspace height="0.75em" depth="0.2em"></mspace>')
+    return re.sub(r"<mo>(max|min)</mo>", r'<mo lspace="0em" rspace="0em">\1</mo>', mathml)
 
 
 def setup(app: Sphinx) -> dict[str, bool]:

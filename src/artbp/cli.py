@@ -32,37 +32,31 @@ class Command(NamedTuple):
 
 
 COMMANDS = {
-    "train": Command(
-        "artbp.train.command", "main", "train a character model on any text, with a gradient of one's choice"
-    ),
+    "train": Command("artbp.train.command", "main", "train a character model on any text"),
     "influence-balancing": Command(
         "artbp.experiments.influence_command",
         "main",
-        "the paper's first experiment: truncated BPTT diverges, ARTBP converges",
+        "the paper's first experiment: a gradient of wrong sign",
     ),
     "compare": Command(
         "artbp.experiments.compare_command",
         "main",
-        "estimators side by side on one model: bias, noise, time, memory",
+        "estimators side by side: bias, noise, time, memory",
     ),
     "lengths": Command(
         "artbp.experiments.lengths_command",
         "main",
-        "how long segments are: the laws' distributions, drawn and in closed form",
+        "how long segments are, drawn and in closed form",
     ),
-    "evaluate": Command(
-        "artbp.train.evaluate_command", "main", "bits per character of a trained model on any text, lane by lane"
-    ),
+    "evaluate": Command("artbp.train.evaluate_command", "main", "bits per character of a trained model, lane by lane"),
     "sample": Command("artbp.train.sample_command", "main", "let a trained model go on with a text"),
-    "compare-runs": Command(
-        "artbp.train.compare_runs_command", "main", "trained runs in a table, with differences between equal seeds"
-    ),
-    "export": Command("artbp.train.export_command", "main", "write a trained model as safetensors, for torch.nn alone"),
-    "plot": Command("artbp._plot", "main", "draw the figures of folders of results again, from their files"),
+    "compare-runs": Command("artbp.train.compare_runs_command", "main", "trained runs in a table, seed against seed"),
+    "export": Command("artbp.train.export_command", "main", "a trained model as safetensors, for torch.nn alone"),
+    "plot": Command("artbp._plot", "main", "the figures of folders of results, drawn again"),
     "doctor": Command(
         "artbp.ops.doctor",
         "main",
-        "which kernels the recurrent layers would use on this machine, and how exact they are",
+        "which kernels run on this machine, and how exact they are",
     ),
 }
 

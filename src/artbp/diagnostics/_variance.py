@@ -51,7 +51,7 @@ def variance(
 
     .. math:: \operatorname{Var}(\tilde g) = \sum_{u=1}^{T-1} E\Bigl[\frac{c_u}{1-c_u} \|G_u\|^2\Bigr]
 
-    where G_u is the gradient that would cross edge u: the full adjoint that comes back to it, carried on to the
+    where :math:`G_u` is the gradient that would cross edge u: the full adjoint that comes back to it, carried on to the
     beginning of the open segment with the links already passed. No draw of the whole gradient is needed. The hazard
     looks at the age alone, so that the expectation is a sum over the beginning b of the open segment, which is b with
     the renewal probability of a cut there times :math:`S(u-b-1)`.

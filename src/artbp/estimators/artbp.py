@@ -30,8 +30,9 @@ class ARTBP(Segments):
     Unbiased for the loss of the sequence that is cut, at frozen parameters; updating between segments makes it a
     stochastic approximation, like every online method. Not with `cap` or `compensate=False`, which
     `unbiased` says. Memory: one segment, now and then a long one; with `window` that of one window, and no bias.
-    Time: one forward and one backward pass. Variance: :math:`\sum_u E[\frac{c_u}{1-c_u} \|G_u\|^2]`, where G_u is the
-    gradient that would cross edge u (:mod:`artbp.diagnostics` computes it); without bound where memory does not fade.
+    Time: one forward and one backward pass. Variance: :math:`\sum_u E[\frac{c_u}{1-c_u} \|G_u\|^2]`, where
+    :math:`G_u` is the gradient that would cross edge u (:mod:`artbp.diagnostics` computes it); without bound where
+    memory does not fade.
 
     Args:
         law: the law of the lengths: `PowerLaw(mean=50, alpha=4)`, or any object with `hazard(age)`. One that looks at

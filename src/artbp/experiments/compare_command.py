@@ -20,7 +20,7 @@ FILES = ("config.json", "env.json", "comparison.json", "curves.json", *PICTURES)
 
 @dataclass(frozen=True)
 class Options:
-    """Bias, noise, time and memory of all estimators on one sequence, against the exact gradient."""
+    """Bias, noise, time and memory of all estimators of one sequence's gradient."""
 
     subject: Annotated[str, tyro.conf.Positional] = "influence-balancing"
     """influence-balancing; lstm, gru or rnn, forecasting a chaotic series; or module:function, for a function that

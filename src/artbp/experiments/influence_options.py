@@ -24,13 +24,13 @@ FIGURES = (NAME, "dynamics", "gradient-flow")
 
 @dataclass(frozen=True)
 class Options:
-    """The first experiment of Tallec & Ollivier 2017: truncated BPTT diverges, ARTBP converges.
+    """Tallec & Ollivier 2017, first experiment: where truncated BPTT diverges.
 
-    Agents 1..p are pushed up and agents p+1..p+n down by one parameter; influences travel one agent a step, and the
-    first agent should stand at 1. Truncated BPTT sees the near influences only, and goes the wrong way.
+    - Agents 1..p are pushed up and agents p+1..p+n down by one parameter.
+    - Influences travel one agent a step, and the first agent should stand at 1.
+    - Truncated BPTT sees the near influences only, and goes the wrong way.
 
-    Writes runs.jsonl, summary.json, config.json, env.json and the figures to a folder. Ctrl-C stops it; the same
-    command goes on from there.
+    Data and figures go to a folder. Ctrl-C stops it; the same command goes on.
     """
 
     steps: int = 100_000

@@ -20,7 +20,7 @@ FILES = ("config.json", "env.json", "lengths.json", "lengths.png", "lengths.svg"
 
 @dataclass(frozen=True)
 class Options:
-    """Draws segment lengths for several exponents, and holds them against the law's closed forms."""
+    """Draws lengths of segments, and holds them against the law's closed forms."""
 
     mean: float = 50
     """L0, the mean length."""
@@ -110,10 +110,10 @@ def _measure(options: Options) -> list[dict[str, Any]]:
 
 
 def _print(found: list[dict[str, Any]]) -> None:
-    print("  alpha      mean (exact)   deviation (exact)   median     90%     99%   99.9%   longest    CDF gap")
+    print("alpha  mean (exact)  deviation (exact) median   90%   99% 99.9%  longest CDF gap")
     for law in found:
         q = law["quantiles"]
         deviation = "inf" if law["deviation"] is None else f"{law['deviation']:.1f}"
-        moments = f"{law['mean_drawn']:8.2f} ({law['mean']:g})  {law['deviation_drawn']:11.1f} ({deviation})"
-        quantiles = " ".join(f"{q[level]:7.0f}" for level in ("0.5", "0.9", "0.99", "0.999"))
-        print(f"{law['alpha']:7g}  {moments}  {quantiles} {law['longest']:9,} {law['gap']:10.5f}")
+        mean, spread = f"{law['mean_drawn']:.2f} ({law['mean']:g})", f"{law['deviation_drawn']:.1f} ({deviation})"
+        quantiles = "".join(f"{q[level]:{width}.0f}" for level, width in zip(q, (7, 6, 6, 6), strict=True))
+        print(f"{law['alpha']:5g} {mean:>13} {spread:>18}{quantiles}{law['longest']:9,}{law['gap']:8.5f}")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import platform
+import textwrap
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -27,16 +28,19 @@ def main(arguments: Sequence[str] = ()) -> None:
 def report() -> Iterator[str]:
     """The lines that `main` prints."""
     devices = [torch.device("cpu"), *([torch.device("cuda")] if torch.cuda.is_available() else [])]
-    yield f"artbp {__version__}, torch {torch.__version__}, Python {platform.python_version()}, {platform.platform()}"
+    yield f"artbp {__version__}, torch {torch.__version__}, Python {platform.python_version()}"
+    yield platform.platform()
     for device in devices:
         yield ""
         yield from _environment(device)
         yield ""
-        yield "  probe                               worst relative error against the specification in float64"
+        yield "  probe: the worst relative error against the specification in float64"
         yield from _probes(device)
         yield ""
-        sizes = "".join(f"{'T{} B{} I{} H{}'.format(*size):>22}" for size in SIZES)
-        yield f"  path for links that are neither all one nor cut{sizes}"
+        yield "  path for links that are neither all one nor cut, by sizes (T, B, I, H)"
+        for first, last in (("T", "B"), ("I", "H")):
+            sizes = (dict(zip("TBIH", size, strict=True)) for size in SIZES)
+            yield " " * 36 + "".join(f"{f'{first}{size[first]} {last}{size[last]}':>13}" for size in sizes)
         yield from _choices(device)
 
 
@@ -47,7 +51,7 @@ def _environment(device: torch.device) -> Iterator[str]:
     else:
         capability = torch.backends.cpu.get_cpu_capability()
         onednn = "with" if torch._C._has_mkldnn else "without"
-        yield f"cpu: {capability}, {torch.get_num_threads()} threads, {onednn} oneDNN"
+        yield f"cpu: {capability}, threads: {torch.get_num_threads()}, {onednn} oneDNN"
 
 
 def _probes(device: torch.device) -> Iterator[str]:
@@ -69,9 +73,9 @@ def _choices(device: torch.device) -> Iterator[str]:
                 x = torch.empty((1,), dtype=dtype, device=device).expand(T, B, I)
                 chosen.append(dispatch.choose(mode, x, H, projected, links))
             label = f"{mode}{' with a projection' if projected else ''} {str(dtype).removeprefix('torch.')}"
-            yield f"  {label:<47}" + "".join(f"{name:>22}" for name in chosen)
+            yield f"  {label:<34}" + "".join(f"{name:>13}" for name in chosen)
     names = dict.fromkeys(rule.path for rule in dispatch.TABLE)
     evidence = {name: next(rule.evidence for rule in dispatch.TABLE if rule.path == name) for name in names}
     yield ""
     for name, sentence in evidence.items():
-        yield f"  {name}: {sentence}"
+        yield from textwrap.wrap(f"{name}: {sentence}", 80, initial_indent="  ", subsequent_indent="    ")

@@ -31,7 +31,8 @@ STOPPED: dict[int, int] = {signal.SIGINT: 130, signal.SIGTERM: 143}
 
 def main(arguments: list[str]) -> int:
     """Run the command and return its exit status."""
-    options = tyro.cli(Options, args=arguments, prog="artbp train", config=(tyro.conf.FlagCreatePairsOff,))
+    config = (tyro.conf.FlagCreatePairsOff, tyro.conf.DisallowNone)
+    options = tyro.cli(Options, args=arguments, prog="artbp train", config=config)
     with ExitStack() as held:
         try:
             # Several processes check together, so that none waits for one that ended, and one says what is wrong.

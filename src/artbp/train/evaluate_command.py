@@ -24,7 +24,7 @@ _SHOWN = 3  # derailed lanes that are told at length
 
 @dataclass(frozen=True)
 class Options:
-    """Evaluate a trained model on a text: bits per character, the state carried from beginning to end."""
+    """Bits per character of a trained model, its state carried from end to end."""
 
     run: Annotated[Path, tyro.conf.Positional]
     """what `artbp train` was told to write with --out"""
@@ -33,8 +33,8 @@ class Options:
     text: Path | None = None
     """a UTF-8 file to evaluate on instead of a split"""
     lanes: int | None = None
-    """parallel rows; None: as many as the run was evaluated with; 1: the text in one go, from its first character to
-    its last"""
+    """parallel rows, by default as many as the run was evaluated with; 1: the text in one go, from its first character
+    to its last"""
     reset: int | None = None
     """set the state to zero every so many steps, to see what carrying it is worth"""
     checkpoint: Literal["best", "last"] = "best"
@@ -55,7 +55,8 @@ class Options:
 
 def main(arguments: list[str]) -> int:
     """Run the command and return its exit status."""
-    options = tyro.cli(Options, args=arguments, prog="artbp evaluate", config=(tyro.conf.FlagCreatePairsOff,))
+    config = (tyro.conf.FlagCreatePairsOff, tyro.conf.DisallowNone)
+    options = tyro.cli(Options, args=arguments, prog="artbp evaluate", config=config)
     try:
         _check(options)
     except OptionError as error:

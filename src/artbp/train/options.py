@@ -23,10 +23,11 @@ class OptionError(Exception):
 
 @dataclass(frozen=True)
 class Options:
-    """Train a recurrent character model online on any text, with a gradient of one's choice.
+    """Train a recurrent character model online on any text, by ARTBP or its peers.
 
-    Without arguments: a small LSTM on the text that every Python carries (pydoc's topics), by ARTBP, in about a minute.
-    The paper's second experiment, but for its unknown size of the LSTM:
+    Without arguments: a small LSTM on the text of Python's own help(), in minutes.
+
+    The paper's second experiment, but for the size of its LSTM, which is not given:
 
         artbp train --ptb DIR --hidden 1000 --mean 50 --alpha 4 --lr 1e-4 --runs 6
 
