@@ -215,6 +215,16 @@ def test_the_interval_holds_the_deviation_as_often_as_it_says():
     assert covered / 1000 == pytest.approx(0.935, abs=3.3 * math.sqrt(0.95 * 0.05 / 1000))
 
 
+def test_the_interval_of_draws_that_all_but_agree():
+    """Their variance is rounding, and its error a large multiple of it: no overflow."""
+
+    class Agreeing(Moments):
+        variance, variance_error = 1e-30, 1.0
+
+    low, high = Agreeing(torch.zeros(2)).deviation_interval
+    assert low < 1e-15 < high < math.inf
+
+
 # ---- influence balancing at stationarity -----------------------------------------------------------------------------
 
 

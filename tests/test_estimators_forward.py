@@ -1,5 +1,6 @@
 """The forward methods: unbiased by enumeration of all signs and by a z-test, exact for RTRL, and flat in memory."""
 
+import copy
 import gc
 import itertools
 import math
@@ -250,3 +251,24 @@ def test_rtrl_says_what_memory_a_large_state_would_take():
     check(lambda: RTRL()(step, torch.zeros(1, 64, 256), None), VALUES, f"{expected:,.1f} GiB", r"UORO\(\)")
     small = CELLS["rnn"](steps=2)
     check(lambda: RTRL(limit=100)(step_of(small), small.inputs, small.state), VALUES, "limit", "limit=")
+
+
+@pytest.mark.parametrize("copied", [copy.copy, copy.deepcopy, lambda estimator: estimator.state_dict()])
+def test_no_copy_where_parameters_were_met_in_several_steps(copied):
+    """Another order would give each influence to the wrong one, in silence."""
+    a, b = (torch.tensor(value, requires_grad=True) for value in (0.5, 0.3))
+
+    def cell(x, state):
+        state = b * state + 1 if x < 0 else a * state + b * state
+        return state.square(), state
+
+    inputs = torch.tensor([-1.0, 1.0, 1.0])
+    estimator = RTRL()
+    stream = estimator.stream(artbp.unroll(cell), inputs, torch.ones(()))
+    next(stream)
+    copied(estimator)  # one step, one order
+    next(stream)
+    check(lambda: copied(estimator), RuntimeError, r"met its parameters in several steps", r"parameters=list")
+    named = RTRL(parameters=[a, b])
+    for _ in named.stream(artbp.unroll(cell), inputs, torch.ones(())):
+        copied(named)

@@ -376,3 +376,13 @@ def test_the_generator_is_an_argument_and_the_global_one_is_left_alone(law):
     all_but_certain = law.pmf(1) > 0.9 or isinstance(law, artbp.Fixed)
     assert all_but_certain or not torch.equal(first, other)
     assert law.sample((2, 3), generator=torch.Generator().manual_seed(0)).shape == (2, 3)
+
+
+@pytest.mark.parametrize("block", [1, 2, 3, 4, 64])
+@pytest.mark.parametrize(
+    "law", [artbp.Geometric(mean=3), artbp.PowerLaw(mean=50, alpha=4), artbp.Tabulated([0.0, 0.3])]
+)
+def test_the_mean_of_blocks_in_blocks(law, block):
+    inner = artbp.Truncation(law, block=3).law
+    survival = inner.survival(torch.arange(0, 400_000, block)).numpy()
+    assert artbp.Truncation(inner, block=block).mean == pytest.approx(block * survival.sum(), rel=1e-6)

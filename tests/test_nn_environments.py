@@ -14,6 +14,7 @@ import torch
 from recurrences import distance
 
 import artbp.nn
+from artbp.ops import dispatch
 
 pytestmark = pytest.mark.filterwarnings("ignore:LSTM with projections is not supported with oneDNN")
 
@@ -241,3 +242,19 @@ def test_links_first_seen_in_inference_mode_train_as_any_others() -> None:
     found = torch.autograd.grad(layer(x, links=links)[0].sum(), list(layer.parameters()))
     expected = torch.autograd.grad(layer(x, links=links.unsqueeze(1).expand(-1, 2))[0].sum(), list(layer.parameters()))
     assert distance(list(found), [gradient.double() for gradient in expected]) <= 2e-6
+
+
+@pytest.mark.parametrize("steps", [5, 40])
+@pytest.mark.parametrize("lanes", [(), (4,)])
+@pytest.mark.parametrize("name", ["LSTM", "GRU"])
+def test_the_first_use_of_all_is_in_inference_mode(name: str, lanes: tuple[int, ...], steps: int) -> None:
+    """The probe of a path needs gradients there too; enable_grad, which some evaluation loops add, changes nothing."""
+    layer, x = getattr(artbp.nn, name)(2, 3), torch.randn(steps, 4, 2)
+    links = torch.ones(steps, *lanes, dtype=torch.float64)
+    links[2] = 0.0
+    dispatch.forget()
+    with torch.inference_mode():
+        inside = layer(x, links=links)[0]
+        with torch.enable_grad():
+            torch.testing.assert_close(layer(x, links=links)[0], inside)
+    torch.testing.assert_close(inside, layer(x, links=links)[0].detach())

@@ -134,6 +134,28 @@ def test_nothing_crosses_the_cut_of_one_lane(mode: str, path: Any, dtype: torch.
         assert (state[1] == 0).all() == last_only
 
 
+@pytest.mark.parametrize("links", [1.0, 2.0, 3.0])
+def test_nothing_crosses_the_cuts_of_lanes_where_adjoints_grow(links: float) -> None:
+    """What arrives is of one size everywhere; what is carried doubles at every step, by the weights or by the links."""
+    T, B, cut = 64, 2, 8
+    x = torch.zeros(T, B, 1)
+    w_ih, w_hh = torch.zeros(4, 1), torch.zeros(4, 1)
+    w_ih[2], w_hh[2] = 1.0, 6.0 if links == 1.0 else 1.0
+    factors = torch.full((T, B), links, dtype=torch.float64)
+    factors[cut] = 0.0
+
+    def gradients(path: Any, dtype: torch.dtype) -> list[torch.Tensor]:
+        leaves = [tensor.to(dtype).requires_grad_() for tensor in (x, torch.zeros(B, 1), torch.zeros(B, 1))]
+        y, _ = path("LSTM", leaves[0], tuple(leaves[1:]), (w_ih.to(dtype), w_hh.to(dtype), None, None), factors)
+        return list(torch.autograd.grad(y.sum(), leaves))
+
+    for found, expected in zip(
+        gradients(onednn.recurrence, torch.float32), gradients(naive.recurrence, torch.float64), strict=True
+    ):
+        before = slice(None, cut) if found.shape[0] == T else slice(None)
+        torch.testing.assert_close(found[before].double(), expected[before], rtol=1e-5, atol=0.0)
+
+
 @pytest.fixture
 def _without_the_batched_path(monkeypatch: pytest.MonkeyPatch) -> None:
     def unexpected(*arguments: Any) -> Any:

@@ -79,7 +79,7 @@ class Moments:
         if not self.variance:
             return 0.0, 0.0
         deviation, exponent = math.sqrt(self.variance), 1.96 * self.variance_error / (2 * self.variance)
-        factor = math.exp(exponent) if exponent < 700 else math.inf
+        factor = math.exp(min(exponent, 700.0))  # draws that all but agree: their variance is rounding
         return deviation / factor, deviation * factor
 
     @property

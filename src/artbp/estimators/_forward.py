@@ -205,7 +205,7 @@ class Forward(Estimator):
             raise no_gradient()
         if not self.parameters and self.influence:
             self._check_loaded(parameters)
-        self.late = self.late or 0 < len(self.parameters) < len(parameters)
+        self.late |= 0 < len(self.parameters) < len(parameters)
         self.parameters = parameters
         return parameters
 
@@ -239,7 +239,7 @@ class Forward(Estimator):
         late: bool = False,
     ) -> None:
         self.parameters, self.influence, self.direction, self.at = parameters, influence, direction, at
-        self.late = late  # whether some parameter was met in a later step than the first
+        self.late: bool = late  # whether some parameter was met in a later step than the first
 
 
 def _hand_on(gradients: list[tuple[Tensor, Tensor]]) -> None:

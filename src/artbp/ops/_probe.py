@@ -32,7 +32,7 @@ def examine(load: Callable[[str], Path], name: str, mode: str, device: torch.dev
     tolerance = TENSOR_FLOAT if dtype is torch.float32 and device.type == "cuda" else TOLERANCE[dtype]
     try:
         path = load(name)
-        with torch.enable_grad(), torch.autocast(device.type, enabled=False):
+        with torch.inference_mode(False), torch.enable_grad(), torch.autocast(device.type, enabled=False):
             worst = max(
                 error(path, mode, size, per_lane, device, dtype) for size in SIZES for per_lane in (False, True)
             )

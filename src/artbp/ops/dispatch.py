@@ -103,9 +103,9 @@ TABLE = (
         ("LSTM",),
         projected=False,
         pays=_onednn_here,
-        evidence="oneDNN's LSTM takes 0.4 to 1.1 of the batched path's time for one window of 64 steps, 0.6 to 1.0 for one"
-        " of 4 to 16; of several windows, 0.75 to 1.0 at 8 steps each, 0.9 to 1.7 at 4. A window holds a stretch between"
-        " shared cuts, or some three cuts of every lane.",
+        evidence="oneDNN's LSTM takes 0.4 to 1.1 of the batched path's time for one window of 64 steps, 0.6 to 1.0 for"
+        " one of 4 to 16; of several windows, 0.75 to 1.0 at 8 steps each, 0.9 to 1.7 at 4. A window holds a stretch"
+        " between shared cuts, or some three cuts of every lane.",
     ),
     Rule(
         "fused",
@@ -140,8 +140,13 @@ TABLE = (
 
 def recurrence(mode: str, x: Tensor, hx: Tensors, weights: Weights, links: Tensor | None) -> tuple[Tensor, Tensors]:
     """The contract of :class:`artbp.ops._types.Path`, by the first path of the table that serves, pays and is right."""
-    name = choose(mode, x, hx[-1].shape[1], len(weights) == 5, links)
-    return load(name)(mode, x, hx, weights, links)
+    path = load(choose(mode, x, hx[-1].shape[1], len(weights) == 5, links))
+    if torch.is_inference_mode_enabled() and torch.is_grad_enabled():
+        with (
+            torch.no_grad()
+        ):  # what is made in inference mode cannot be saved for a backward, whatever enable_grad says
+            return path(mode, x, hx, weights, links)
+    return path(mode, x, hx, weights, links)
 
 
 def choose(mode: str, x: Tensor, hidden: int, projected: bool, links: Tensor | None) -> str:
