@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 import torch
 from enumeration import allowed_gap, chi_square_probability, distribution_gap, global_generators
+from messages import check
 
 import artbp
 
@@ -386,3 +387,10 @@ def test_the_mean_of_blocks_in_blocks(law, block):
     inner = artbp.Truncation(law, block=3).law
     survival = inner.survival(torch.arange(0, 400_000, block)).numpy()
     assert artbp.Truncation(inner, block=block).mean == pytest.approx(block * survival.sum(), rel=1e-6)
+
+
+@pytest.mark.parametrize("age", [0, -3, float("nan")])
+@pytest.mark.parametrize("options", [{"block": 3}, {"cap": 30}])
+def test_ages_of_derived_laws_count_from_one(options, age):
+    law = artbp.Truncation(artbp.PowerLaw(mean=16, alpha=6), **options).law
+    check(lambda: law.hazard(age), ValueError, r"ages count from 1", r"Pass ages of at least 1")

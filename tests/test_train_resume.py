@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import os
 import random
 import signal
@@ -9,8 +10,10 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
+import torch
 
 if os.name != "posix":
     pytest.skip("signals and forks as POSIX has them", allow_module_level=True)
@@ -18,6 +21,10 @@ if os.name != "posix":
 from trials import OFTEN, TINY, begin, finish, in_two_parts, outcome, train, write_text
 
 from artbp.train.checkpoints import Checkpoints, read
+from artbp.train.corpus import embedded
+from artbp.train.group import Group
+from artbp.train.options import Options
+from artbp.train.session import Session, StoppedError
 
 UPDATE = "artbp.train.training:Training._reduce"
 
@@ -229,3 +236,33 @@ def test_the_time_of_day_may_jump(text, alone, tmp_path):
 
 def test_an_option_of_the_run_cannot_be_changed_on_the_way(alone):
     assert "--lr 0.1" in in_two_parts(train("--resume", alone, "--lr", "0.1"), 2)
+
+
+def test_a_stop_is_seen_after_a_pass_of_few_updates(tmp_path, monkeypatch):
+    """On GPUs several processes look at what was asked with the rows of metrics, and a short pass has none inside."""
+    corpus = embedded()
+    corpus = dataclasses.replace(corpus, splits={**corpus.splits, "train": corpus.splits["train"][:6400]})
+    options = Options(hidden=8, lanes=8, epochs=4, method="tbptt", length=50, log_every=50)
+    asked = []
+
+    class Two(Group):
+        rank, size = 0, 2
+
+        def gather(self, value):
+            return [value, value]
+
+    class Bar:
+        def advance(self, characters):
+            asked.append(True)  # with the first update
+
+        def train(self, *arguments): ...
+
+        evaluated = train
+
+    session = Session(options, tmp_path, corpus, Two(), torch.device("cpu"), {"estimator": "?"}, lambda: bool(asked))
+    session.device = SimpleNamespace(type="cuda")  # for the session's own looks alone
+    monkeypatch.setattr("artbp.train.session._peak_memory", lambda device: 0)
+    monkeypatch.setattr(session, "_evaluation", lambda *arguments: (None, 0.0))
+    with pytest.raises(StoppedError):
+        session.run(Bar())
+    assert session.training.epoch == 1

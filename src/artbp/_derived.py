@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from artbp._law import Array, Law, check_hazard, elementwise
+from artbp._law import Array, Law, ages, check_hazard, elementwise
 from artbp.laws import Fixed, Never
 
 
@@ -39,7 +39,7 @@ class _Derived(Law):
     """A law made from another one's lengths, given by its table of hazards."""
 
     def hazard(self, age: Any, *state: Any) -> Any:
-        return elementwise(lambda age: self._hazards(int(np.max(age)))[age.astype(np.int64) - 1], age)
+        return elementwise(lambda age: self._hazards(int(np.max(ages(age))))[age.astype(np.int64) - 1], age)
 
 
 class _InBlocks(_Derived):
