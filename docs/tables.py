@@ -287,6 +287,21 @@ def penn_treebank_small_rates() -> str:
     return markdown(["rate", *(f"{rate:g}" for rate in rates)], rows)
 
 
+@table
+def train_cpu() -> str:
+    """`artbp train` beside the loop by hand, at equal mean length."""
+    rows = [
+        [
+            f"`{row['variant']}`" if row["variant"] != "by hand" else "truncated BPTT by hand, `torch.nn.LSTM`",
+            f"{short(row['characters_per_second'], 2)}",
+            f"{row['ratio_of_medians']:.2f} ({row['ratio_of_means']:.2f})",
+            short(row["peak_bytes"] / 2**20, 2),
+        ]
+        for row in load("train-cpu/train.json")["rows"]
+    ]
+    return markdown(["", "characters a second", "ratio", "peak of 200 updates, MiB"], rows)
+
+
 # Layers
 
 

@@ -295,3 +295,18 @@ def test_double_backward(name: str, options: dict[str, Any]) -> None:
 
     zeros = tuple(torch.zeros(2, 2, p.shape[-1], dtype=torch.float64) for p in as_tuple(ours(x)[1]))
     assert distance(penalty(ours(x, links=links)[0]), penalty(specification(ours, x, zeros, links)[0])) <= 1e-10
+
+
+@pytest.mark.parametrize("batch_first", [False, True])
+def test_the_links_of_a_single_lane_are_shared_ones(batch_first: bool) -> None:
+    layer = artbp.nn.LSTM(2, 3, batch_first=batch_first)
+    x = torch.randn((1, 7, 2) if batch_first else (7, 1, 2), requires_grad=True)
+    links = artbp.Truncation(artbp.PowerLaw(mean=3, alpha=4), seed=0).links(7)
+    columns = links[None] if batch_first else links[:, None]
+    for one, other in zip(
+        *(torch.autograd.grad(layer(x, links=given)[0].sum(), [x, *layer.parameters()]) for given in (links, columns)),
+        strict=True,
+    ):
+        assert torch.equal(one, other)
+    with pytest.raises(ValueError, match="one factor for each step"):
+        layer(x, links=columns.T)

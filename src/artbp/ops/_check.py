@@ -45,6 +45,8 @@ def links(given: Any, steps: int, lanes: int | None, lanes_first: bool) -> Tenso
             f"links are on {given.device}: their values choose the kernel, and reading them there would stop the device"
             " at every call. Keep them on the CPU, wherever the input is: links.cpu()."
         )
+    if lanes == 1 and tuple(given.shape) == ((1, steps) if lanes_first else (steps, 1)):
+        given = given.reshape(-1)  # the links of a single lane are shared by all
     if given.dim() == 1 and given.shape[0] == steps <= SHORT:
         return _sequence(given.numpy().tobytes(), given.dtype is torch.float32)
     _check_shape(given, steps, lanes, lanes_first)
