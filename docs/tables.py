@@ -257,8 +257,8 @@ def _language_in_words() -> Iterator[str]:
 def _difference(arm: dict[str, Any], split: str) -> str:
     for found in arm["differences"]:
         if found["split"] == split:
-            low, high = found["interval"]
-            return f"{found['mean']:+.4f} ({low:+.4f} to {high:+.4f})"
+            interval = "one pair" if found["interval"] is None else "{:+.4f} to {:+.4f}".format(*found["interval"])
+            return f"{found['mean']:+.4f} ({interval})"
     return "–"
 
 
@@ -268,7 +268,10 @@ def penn_treebank_small() -> str:
     rows = []
     for arm in load("penn-treebank-small/comparison.json"):
         numbers = [arm["numbers"][split] for split in ("train", "valid", "test")]
-        spread = [f"{number['mean']:.4f} ± {number['deviation']:.4f}" for number in numbers]
+        spread = [
+            f"{number['mean']:.4f}" + (f" ± {number['deviation']:.4f}" if number["deviation"] is not None else "")
+            for number in numbers
+        ]
         rows.append([arm["label"], str(len(arm["seeds"])), *spread, _difference(arm, "test")])
     return markdown(["arm", "seeds", "train", "validation", "test", "test, minus the first (95%)"], rows)
 
@@ -283,7 +286,9 @@ def penn_treebank_small_rates() -> str:
         found.setdefault(config["method"], {})[config["lr"]] = bits
     rates = sorted({rate for of_arm in found.values() for rate in of_arm})
     names = {"tbptt": "truncated BPTT (50)", "random": "random cuts (50, α=4)", "artbp": "ARTBP (50, α=4)"}
-    rows = [[names[arm], *(f"{found[arm][rate]:.4f}" for rate in rates)] for arm in names]
+    rows = [
+        [names[arm], *(f"{found[arm][rate]:.4f}" if rate in found[arm] else "–" for rate in rates)] for arm in names
+    ]
     return markdown(["rate", *(f"{rate:g}" for rate in rates)], rows)
 
 
@@ -380,11 +385,10 @@ def _h200_in_words() -> Iterator[str]:
 
 
 def _cpu() -> dict[tuple[str, str, str], dict[str, Any]]:
-    """The rows of `artbp.nn`; links per lane from the folder that has today's threshold."""
+    """The rows of `artbp.nn`."""
     rows = [
         row for folder in ("lstm", "lstm-1000", "gru-rnn") for row in load(f"layers-cpu/{folder}/layers.json")["rows"]
     ]
-    rows = [row for row in rows if row["links"] == "shared"] + load("layers-cpu/lstm-lanes/layers.json")["rows"]
     ours = [row for row in rows if row["variant"] == "artbp.nn"]
     return {(row["kind"], row["size"], row["links"]): row for row in ours}
 
