@@ -31,7 +31,11 @@ def _rank(rank: int, world: int, port: int, folder: str, main: Callable[[], Any]
     warnings.simplefilter("ignore")  # this process has no pytest around it
     torch.set_num_threads(1)
     torch.set_default_dtype(torch.float64)
-    torch.save(main(), f"{rank}.pt")
+    torch.save(main(), f"{rank}.saving")
+    os.rename(f"{rank}.saving", f"{rank}.pt")
+    while not all(Path(f"{other}.pt").exists() for other in range(world)):
+        time.sleep(0.05)
+    os._exit(0)  # at an ordinary exit the threads of a group that an error left behind may abort the process
 
 
 def on_two_ranks(main: Callable[[], Any], folder: Path) -> list[Any]:
