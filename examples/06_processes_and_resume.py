@@ -21,6 +21,7 @@ Expected output:
 """
 
 import argparse
+import gc
 import os
 import signal
 import tempfile
@@ -89,6 +90,8 @@ def train(rank: int, processes: int, folder: Path, name: str, killed: bool = Fal
     if rank == 0:
         torch.save({"model": model.state_dict(), "position": position}, folder / f"{name}.pt")
     if processes > 1:
+        del parallel
+        gc.collect()  # only a group that nobody holds joins its threads; else one may abort this process as it ends
         dist.destroy_process_group()
 
 

@@ -1,6 +1,7 @@
 """backprop with windows under the habits of real steps: what is right without a window is right with one."""
 
 import concurrent.futures
+import gc
 import tempfile
 from pathlib import Path
 
@@ -281,6 +282,8 @@ def _alone(folder):
             except (RuntimeError, ValueError) as error:
                 found[f"{mode} {window}"] = str(error)
     torch.save(found, Path(folder) / "found.pt")
+    del module  # and collect its cycles: only a group that nobody holds joins its threads when it is destroyed
+    gc.collect()
     torch.distributed.destroy_process_group()
 
 

@@ -1,5 +1,6 @@
 """backprop with what real modules bring: dropout, buffers, unused parameters, processes, precision, memory."""
 
+import gc
 import tempfile
 from pathlib import Path
 
@@ -226,6 +227,8 @@ def _replica(rank, world, folder):
             counts.append(len(reductions))
         found[window] = {name: parameter.grad for name, parameter in module.module.named_parameters()}, counts
     torch.save(found, f"{folder}/{rank}.pt")
+    del module  # and collect its cycles: only a group that nobody holds joins its threads when it is destroyed
+    gc.collect()
     torch.distributed.destroy_process_group()
 
 
