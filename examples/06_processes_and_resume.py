@@ -21,7 +21,6 @@ Expected output:
 """
 
 import argparse
-import gc
 import os
 import signal
 import tempfile
@@ -29,6 +28,7 @@ from pathlib import Path
 
 import torch
 import torch.distributed as dist
+import torch.distributed.nn.functional  # in time: a group that exists by then, it keeps for ever
 import torch.multiprocessing as mp
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
@@ -90,8 +90,7 @@ def train(rank: int, processes: int, folder: Path, name: str, killed: bool = Fal
     if rank == 0:
         torch.save({"model": model.state_dict(), "position": position}, folder / f"{name}.pt")
     if processes > 1:
-        del parallel
-        gc.collect()  # only a group that nobody holds joins its threads; else one may abort this process as it ends
+        del parallel  # only a group that nobody holds joins its threads; else one may abort this process as it ends
         dist.destroy_process_group()
 
 

@@ -2,6 +2,7 @@
 
 import concurrent.futures
 import gc
+import importlib
 import tempfile
 from pathlib import Path
 
@@ -270,6 +271,7 @@ class Heads(nn.Module):
 def _alone(folder):
     """World size one: the modes' bookkeeping is the same, and there is nothing to wait for."""
     torch.set_num_threads(1)
+    importlib.import_module("torch.distributed.nn.functional")  # in time: a group there is by then, it keeps for ever
     torch.distributed.init_process_group("gloo", init_method=f"file://{folder}/rendezvous", rank=0, world_size=1)
     found = {}
     for mode in ("", "find_unused_parameters", "static_graph", "gradient_as_bucket_view"):

@@ -1,6 +1,7 @@
 """backprop with what real modules bring: dropout, buffers, unused parameters, processes, precision, memory."""
 
 import gc
+import importlib
 import tempfile
 from pathlib import Path
 
@@ -209,6 +210,7 @@ def _count(reductions, bucket):
 
 def _replica(rank, world, folder):
     torch.set_num_threads(1)
+    importlib.import_module("torch.distributed.nn.functional")  # in time: a group there is by then, it keeps for ever
     torch.distributed.init_process_group("gloo", init_method=f"file://{folder}/rendezvous", rank=rank, world_size=world)
     found = {}
     for window in (None, 1, 2, 3, 20):

@@ -160,6 +160,21 @@ def torchrun(*arguments: object, **options: Any) -> subprocess.Popen[str]:
     return subprocess.Popen(program, env={**os.environ, "OMP_NUM_THREADS": "1"}, **pipes, **options)  # type: ignore[call-overload,no-any-return]
 
 
+@pytest.mark.skipif(sys.platform != "linux", reason="reads the names of the threads from /proc")
+def test_the_group_that_was_left_has_no_threads():
+    """One that lives on can abort the process: it drops tensors, for which it wants an interpreter that has gone."""
+    script = (
+        "import os, torch; from artbp.train.group import Launched; group = Launched(60)\n"
+        "weight = torch.ones(3, requires_grad=True); optimizer = torch.optim.Adam([weight])\n"
+        "weight.sum().backward(); group.sum(weight.grad); optimizer.step(); group.gather('word'); group.leave()\n"
+        "names = [open(f'/proc/self/task/{thread}/comm').read().strip() for thread in os.listdir('/proc/self/task')]\n"
+        "print([name for name in names if 'gloo' in name])"
+    )
+    variables = {**os.environ, **environment(0, free_port()), "WORLD_SIZE": "1"}
+    run = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, env=variables, check=False)
+    assert run.stdout == "[]\n", run.stdout + run.stderr
+
+
 def curve(folder: Path) -> list[float]:
     return [row["bpc"] for row in outcome(folder)["rows"]]
 

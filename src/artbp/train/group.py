@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import os
 from collections.abc import Callable
 from contextlib import suppress
@@ -65,6 +66,9 @@ class Launched(Group):
         self.timeout = timedelta(seconds=timeout)
         self._summing: Any = None  # all processes, by the backend of the first
         self._told = False
+        # The default arguments of this module are the group there is when it is first imported (optimizers import it).
+        # They would keep the group, and its threads, alive to the end of the process, which such a thread may abort.
+        importlib.import_module("torch.distributed.nn.functional")
         try:
             dist.init_process_group("gloo", timeout=self.timeout)
         except (RuntimeError, ValueError) as error:
