@@ -209,6 +209,23 @@ def test_a_second_ctrl_c_ends_it_at_once(text, alone, tmp_path):
 # ---- what a resume is told -------------------------------------------------------------------------------------------
 
 
+def test_patience_ends_a_run_where_it_is_not_better_any_more(text, tmp_path):
+    """The rate is so high that the best pass is an early one; stopped in between, it ends at the same place."""
+    wild = ("--corpus", text, *TINY, "--epochs", 30, "--lr", 0.3, "--schedule", "constant", "--patience", 2)
+    assert train(*wild, "--out", tmp_path / "alone").status == 0
+    valid = [row["bpc"] for row in outcome(tmp_path / "alone")["rows"] if row["kind"] == "evaluation"]
+    assert 2 < len(valid) < 30
+    assert min(valid) == valid[-3]
+    assert all(bpc > min(valid[:k]) for k, bpc in enumerate(valid) if k > len(valid) - 3)
+    assert all(min(valid[k - 2 : k]) < min(valid[: k - 2]) for k in range(3, len(valid)))  # and nowhere before
+    summary = outcome(tmp_path / "alone")["summary"]
+    assert (summary["complete"], summary["epochs"], summary["best_epoch"]) == (True, len(valid), len(valid) - 3)
+    at = {"place": UPDATE, "numbers": [signal.SIGTERM], "call": 40}
+    assert train(*wild, "--out", tmp_path / "run", signal_at=at).status == 143
+    assert train("--resume", tmp_path / "run").status == 0
+    assert outcome(tmp_path / "run") == outcome(tmp_path / "alone")
+
+
 def test_a_finished_run_says_so_and_is_left_as_it_is(alone):
     before = {path: (path.stat().st_mtime_ns, path.stat().st_size) for path in alone.rglob("*")}
     end = train("--resume", alone)

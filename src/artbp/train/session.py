@@ -138,7 +138,7 @@ class Session:
         self._summarise("running")
         self._clock = self._saved_at = time.monotonic()
         try:
-            while self.evaluated < self.options.epochs:
+            while self.evaluated < self.options.epochs and not self._is_stale():
                 if any(self.group.gather(self.stop_asked())):
                     raise StoppedError  # there is nothing that is not in the folder
                 if training.epoch == self.evaluated:
@@ -254,6 +254,11 @@ class Session:
         self._save(best=better or valid is None)
         self._summarise("running")
         progress.evaluated(self.training, valid.bpc if valid else None, self.train_bpc)
+
+    def _is_stale(self) -> bool:
+        """Whether so many passes as --patience says were no better than the best one."""
+        best, patience = self.best["epoch"], self.options.patience
+        return bool(patience) and best is not None and self.evaluated - 1 - best >= patience
 
     def _test(self) -> Evaluation | None:
         """The test text, by the parameters that were best on the validation text."""
