@@ -109,7 +109,7 @@ class Options:
     out: Path = Path("runs") / "train"
     """the folder to write; with --runs, one folder in it for each seed"""
     resume: Path | None = None
-    """go on with the run in this folder, with the options it was begun with; --corpus or --ptb: where its text is now"""
+    """go on with the run in this folder, with the options it was begun with; --corpus, --ptb: where its text is now"""
     overwrite: bool = False
     """start anew in a folder that holds a run"""
     dry_run: bool = False

@@ -76,8 +76,7 @@ class Session:
         self.evaluated = 0  # passes whose evaluation is done
         self.seconds = 0.0  # of training, evaluations left out
         self.peak = 0
-        if device.type == "cuda":
-            torch.cuda.reset_peak_memory_stats(device)  # which another run in this process may have raised
+        _forget_peak(device)  # which another run in this process may have raised
         self._clock = self._saved_at = time.monotonic()
         self._board: Any = None
 
@@ -285,10 +284,12 @@ class Session:
         if len(symbols) < 2:
             return None, 0.0
         self.seconds += self._lap()
+        self.peak = max(self.peak, _peak_memory(self.device))
         lanes = fitting_lanes(symbols, self.options.evaluation_lanes)
         model, training = self.training.model, self.training
         with training.autocast():
             result = evaluate(model, symbols, lanes=lanes, device=self.device, group=self.group, between=between)
+        _forget_peak(self.device)  # its chunks of steps are larger than a window, and are no part of training
         if not math.isfinite(result.bpc):
             raise DivergedError(training.update)
         return result, self._lap()
@@ -378,6 +379,12 @@ def _peak_memory(device: torch.device) -> int:
 
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     return peak if sys.platform == "darwin" else 1024 * peak
+
+
+def _forget_peak(device: torch.device) -> None:
+    """Where the peak can be told anew from here on: on an accelerator."""
+    if device.type == "cuda":
+        torch.cuda.reset_peak_memory_stats(device)
 
 
 def _processes(number: int) -> str:
