@@ -22,6 +22,7 @@ from trained import summary, train, write_text
 from artbp._folder import read_json
 from artbp.train import evaluate_command
 from artbp.train.checkpoints import Checkpoints, read
+from artbp.train.lane_trace import Derailment, Trace
 
 # A run that is done as soon as `done` is in its folder, saves where it is when it is stopped, and goes on from there.
 STAND_IN = """
@@ -165,19 +166,29 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder / "runs"
 
 
-def test_evaluations_are_those_of_the_command_and_are_collected(plan, runs, tmp_path, capsys):
+def test_evaluations_are_those_of_the_command_and_are_collected(plan, runs, tmp_path, capsys, monkeypatch):
+    seen: list[object] = []
+
+    def derailments(trace):
+        """In the first run, on the test text, a lane derails unless its state is reset."""
+        seen.append(trace)
+        return [Derailment(1, 4.0, 0, 2, None, 4.0)] if len(seen) == 2 else []
+
+    monkeypatch.setattr(Trace, "derailments", derailments)
     assert plan.main(["evaluate", "--out", str(runs), "--device", "cpu"]) == 0
     capsys.readouterr()
-    found = read_json(runs / "arms" / "tbptt" / "evaluations" / "test-reset-1000.json")
-    assert evaluate_command.main([str(runs / "arms" / "tbptt"), "--reset", "1000", "--json", "--device", "cpu"]) == 0
+    assert read_json(runs / "arms" / "artbp" / "evaluations" / "test.json")["derailed"] == [[1, 0, 2]]
+    found = read_json(runs / "arms" / "artbp" / "evaluations" / "test-reset-1000.json")
+    assert evaluate_command.main([str(runs / "arms" / "artbp"), "--reset", "1000", "--json", "--device", "cpu"]) == 0
     expected = json.loads(capsys.readouterr().out)
     assert (found["reset"], found["split"], found["lanes"]) == (1000, "test", expected["lanes"])
     assert found["lane_bpc"] == pytest.approx(expected["lane_bpc"], abs=1e-5)
     assert plan.main(["collect", "--out", str(runs), "--results", str(tmp_path / "results")]) == 0
     kept = {str(path.relative_to(tmp_path / "results")) for path in (tmp_path / "results").rglob("*.*")}
     files = ["config.json", "env.json", "metrics.jsonl", "summary.json", "vocabulary.json"]
-    files += [f"evaluations/{split}{reset}.json" for split in ("valid", "test") for reset in ("", "-reset-1000")]
-    assert kept == {f"arms/{method}/{file}" for method in ("tbptt", "artbp") for file in files}
+    files += ["evaluations/valid.json", "evaluations/test.json"]
+    expected = {f"arms/{method}/{file}" for method in ("tbptt", "artbp") for file in files}
+    assert kept == {*expected, "arms/artbp/evaluations/test-reset-1000.json"}
 
 
 def test_a_model_alone_is_evaluated_as_it_was_and_is_a_third(plan, runs, tmp_path, capsys):
