@@ -4,14 +4,15 @@
     python benchmarks/penn_treebank.py run --ptb DIR --out runs/small --hidden 128 --rates 2e-3 4e-3 --seeds 0 1
     python benchmarks/penn_treebank.py evaluate --out runs/ptb
     python benchmarks/penn_treebank.py collect --out runs/ptb --results results/penn-treebank
-    python benchmarks/penn_treebank.py models --out runs/ptb --to models arms/artbp-0.001-seed-3
+    python benchmarks/penn_treebank.py models --out runs/ptb --to models
 
 `run` starts the runs of the stages in their order, `--jobs` at a time, each an `artbp train` of its own, and ends them
 by SIGTERM when the seconds are over, or when it gets one itself; called again, on this machine or another, it goes on
 with those that were stopped. `evaluate` writes beside each run what its best parameters cost on the validation and the
 test text, lane by lane and stretch by stretch, and where a lane derails, with resets too. `collect` copies what is to
-be kept, which is all but the checkpoints. `models` copies runs with their best parameters alone, a third of a
-checkpoint's size, for `artbp evaluate`, `sample` and `export`. The stages, in the order of what they are worth:
+be kept, which is all but the checkpoints. `models` copies the runs that are named, or else those in which a lane
+derailed, with their best parameters alone: a third of a checkpoint's size, for `artbp evaluate`, `sample` and `export`.
+The stages, in the order of what they are worth:
 
     arms      truncated BPTT (50), random cuts and ARTBP (50, alpha 4) at Adam 1e-3, six seeds each, or at what
               --methods, --rates and --seeds name
@@ -262,7 +263,7 @@ def models(arguments: argparse.Namespace) -> int:
     """Copies runs with the parameters of their best.pt and nothing of the optimizer's: they cannot be resumed."""
     from artbp.train.checkpoints import encode, read
 
-    for name in arguments.runs:
+    for name in arguments.runs or _derailed(arguments.out)[: arguments.most]:
         folder, target = arguments.out / name, arguments.to / name / "checkpoints"
         target.mkdir(parents=True, exist_ok=True)
         state = read(folder / "checkpoints" / "best.pt")
@@ -270,7 +271,19 @@ def models(arguments: argparse.Namespace) -> int:
         (target / "best.pt").write_bytes(encode(kept))
         for file in folder.glob("*.json"):
             shutil.copy2(file, arguments.to / name)
+        print(arguments.to / name)
     return 0
+
+
+def _derailed(out: Path) -> list[str]:
+    """The runs in which `evaluate` found a lane that derails, the worst lane first."""
+    found: dict[str, float] = {}
+    for file in sorted(out.rglob("evaluations/*.json")):
+        evaluation = json.loads(file.read_text(encoding="utf-8"))
+        if evaluation["derailed"]:
+            name = str(file.parent.parent.relative_to(out))
+            found[name] = max(found.get(name, 0.0), *evaluation["lane_bpc"])
+    return sorted(found, key=lambda name: -found[name])
 
 
 def _finished(folder: Path) -> bool:
@@ -313,7 +326,8 @@ def main(typed: list[str] | None = None) -> int:
     keep = commands.add_parser("models")
     keep.add_argument("--out", type=Path, required=True)
     keep.add_argument("--to", type=Path, required=True)
-    keep.add_argument("runs", nargs="+", help="their names below --out")
+    keep.add_argument("--most", type=int, default=3, help="at most so many, where none is named")
+    keep.add_argument("runs", nargs="*", help="their names below --out")
     keep.set_defaults(main=models)
     arguments = parser.parse_args(typed)
     return int(arguments.main(arguments))

@@ -183,6 +183,8 @@ def test_evaluations_are_those_of_the_command_and_are_collected(plan, runs, tmp_
     expected = json.loads(capsys.readouterr().out)
     assert (found["reset"], found["split"], found["lanes"]) == (1000, "test", expected["lanes"])
     assert found["lane_bpc"] == pytest.approx(expected["lane_bpc"], abs=1e-5)
+    assert plan.main(["models", "--out", str(runs), "--to", str(tmp_path / "models")]) == 0
+    assert {path.parent.name for path in tmp_path.glob("models/arms/*/config.json")} == {"artbp"}  # it derailed
     assert plan.main(["collect", "--out", str(runs), "--results", str(tmp_path / "results")]) == 0
     kept = {str(path.relative_to(tmp_path / "results")) for path in (tmp_path / "results").rglob("*.*")}
     files = ["config.json", "env.json", "metrics.jsonl", "summary.json", "vocabulary.json"]
