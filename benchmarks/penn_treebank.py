@@ -9,9 +9,10 @@
 `run` starts the runs of the stages in their order, `--jobs` at a time, each an `artbp train` of its own, and ends them
 by SIGTERM when the seconds are over, or when it gets one itself; called again, on this machine or another, it goes on
 with those that were stopped. `evaluate` writes beside each run what its best parameters cost on the validation and the
-test text, lane by lane and stretch by stretch, and where a lane derails, with resets too. `collect` copies what is to
-be kept, which is all but the checkpoints. `models` copies the runs that are named, or else those in which a lane
-derailed, with their best parameters alone: a third of a checkpoint's size, for `artbp evaluate`, `sample` and `export`.
+test text, lane by lane, and where a lane derails how that came, stretch by stretch and in other ways too. `collect`
+copies what is to be kept, which is all but the checkpoints. `models` copies the runs that are named, or else those in
+which a lane derailed, with their best parameters alone: a third of a checkpoint's size, for `artbp evaluate`, `sample`
+and `export`.
 The stages, in the order of what they are worth:
 
     arms      truncated BPTT (50), random cuts and ARTBP (50, alpha 4) at Adam 1e-3, six seeds each, or at what
@@ -35,14 +36,22 @@ import sys
 import tempfile
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 ARMS = ("tbptt", "random", "artbp")
 WINDOW = 50  # the memory of truncated BPTT
-RESET = 1000  # steps; where a lane derails, the same again with its state set to zero this often
+# How the best parameters are evaluated: as in training, and where a lane derails in other ways too. Is it the state
+# that is carried there, the state that it comes with, or the rounding?
+VARIANTS: dict[str, dict[str, Any]] = {
+    "carried": {},
+    "reset-1000": {"reset": 1000},
+    "lanes-32": {"lanes": 32},
+    "float32": {"precision": "float32"},
+}
+_STORY = ("stretch_bpc", "norms", "largest", "units")  # of no use where nothing happened
 GRACE = 60.0  # seconds that a run has to write its checkpoint
 
 
@@ -200,13 +209,12 @@ def evaluate(arguments: argparse.Namespace) -> int:
     """The best parameters of every run that has some, on the validation and the test text, lane by lane."""
     from artbp._folder import write_json
     from artbp.train.evaluation import fitting_lanes
-    from artbp.train.lane_trace import trace
     from artbp.train.loading import load_corpus, load_model
 
     corpora: dict[str, Any] = {}
     for best in sorted(arguments.out.rglob("checkpoints/best.pt")):
         folder = best.parent.parent
-        name, target = folder.relative_to(arguments.out), folder / "evaluations"
+        run, target = folder.relative_to(arguments.out), folder / "evaluations"
         target.mkdir(exist_ok=True)
         trained = load_model(folder, "best", arguments.device)
         digest = trained.config["digest"]
@@ -215,22 +223,34 @@ def evaluate(arguments: argparse.Namespace) -> int:
         for split in ("valid", "test"):
             symbols = corpora[digest].splits[split]
             lanes = fitting_lanes(symbols, trained.config["evaluation_lanes"])
-            for reset in (None, RESET):
-                with trained.autocast():
-                    found = trace(trained.model, symbols, lanes=lanes, device=trained.device, reset=reset)
+            for name, changes in VARIANTS.items():
+                found = traced(trained, symbols, **{"lanes": lanes, **changes})
                 derailed = [(one.lane, one.first, one.end) for one in found.derailments()]
-                about = {"epoch": trained.epoch, "split": split, "derailed": derailed}
-                file = target / f"{split}{'' if reset is None else f'-reset-{reset}'}.json"
-                write_json(file, {**about, **_rounded(found.to_json())})
                 lane = found.lane_bpc.tolist()
                 print(
-                    f"{name!s:<32} {split:<5} {'carried' if reset is None else f'reset {reset}':<10} {found.bpc:.4f}"
-                    f"  median {statistics.median(lane):.4f}  worst {max(lane):.4f}  derailed {derailed or 'none'}",
+                    f"{run!s:<32} {split:<5} {name:<10} {found.bpc:.4f}  median {statistics.median(lane):.4f}"
+                    f"  worst {max(lane):.4f}  derailed {derailed or 'none'}",
                     flush=True,
                 )
-                if not derailed:
+                sound = name == "carried" and not derailed
+                kept = {key: value for key, value in found.to_json().items() if not sound or key not in _STORY}
+                about = {"epoch": trained.epoch, "split": split, "variant": name, "derailed": derailed}
+                write_json(target / f"{split}-{name}.json", {**about, **_rounded(kept)})
+                if sound:
                     break
     return 0
+
+
+def traced(trained: Any, symbols: Any, *, lanes: int, reset: int | None = None, precision: str | None = None) -> Any:
+    """A trace in the run's own precision, or in another one."""
+    from artbp.train.devices import choose
+    from artbp.train.lane_trace import trace
+    from artbp.train.options import Options
+
+    if trained.device.type == "cuda":
+        choose(Options(device=str(trained.device), precision=precision or trained.config["precision"]))
+    with trained.autocast() if precision is None else nullcontext():
+        return trace(trained.model, symbols, lanes=min(lanes, len(symbols) - 1), device=trained.device, reset=reset)
 
 
 def _rounded(value: Any) -> Any:

@@ -177,8 +177,13 @@ def test_evaluations_are_those_of_the_command_and_are_collected(plan, runs, tmp_
     monkeypatch.setattr(Trace, "derailments", derailments)
     assert plan.main(["evaluate", "--out", str(runs), "--device", "cpu"]) == 0
     capsys.readouterr()
-    assert read_json(runs / "arms" / "artbp" / "evaluations" / "test.json")["derailed"] == [[1, 0, 2]]
-    found = read_json(runs / "arms" / "artbp" / "evaluations" / "test-reset-1000.json")
+    evaluations = {path.stem: read_json(path) for path in (runs / "arms" / "artbp" / "evaluations").iterdir()}
+    assert evaluations["test-carried"]["derailed"] == [[1, 0, 2]]
+    assert "stretch_bpc" in evaluations["test-carried"]
+    assert "stretch_bpc" not in evaluations["valid-carried"]
+    assert evaluations["test-lanes-32"]["lanes"] == 32
+    assert evaluations["test-float32"]["lane_bpc"] == evaluations["test-carried"]["lane_bpc"]  # on a CPU
+    found = evaluations["test-reset-1000"]
     assert evaluate_command.main([str(runs / "arms" / "artbp"), "--reset", "1000", "--json", "--device", "cpu"]) == 0
     expected = json.loads(capsys.readouterr().out)
     assert (found["reset"], found["split"], found["lanes"]) == (1000, "test", expected["lanes"])
@@ -188,9 +193,10 @@ def test_evaluations_are_those_of_the_command_and_are_collected(plan, runs, tmp_
     assert plan.main(["collect", "--out", str(runs), "--results", str(tmp_path / "results")]) == 0
     kept = {str(path.relative_to(tmp_path / "results")) for path in (tmp_path / "results").rglob("*.*")}
     files = ["config.json", "env.json", "metrics.jsonl", "summary.json", "vocabulary.json"]
-    files += ["evaluations/valid.json", "evaluations/test.json"]
+    files += ["evaluations/valid-carried.json", "evaluations/test-carried.json"]
     expected = {f"arms/{method}/{file}" for method in ("tbptt", "artbp") for file in files}
-    assert kept == {*expected, "arms/artbp/evaluations/test-reset-1000.json"}
+    others = [f"arms/artbp/evaluations/test-{name}.json" for name in ("reset-1000", "lanes-32", "float32")]
+    assert kept == {*expected, *others}
 
 
 def test_a_model_alone_is_evaluated_as_it_was_and_is_a_third(plan, runs, tmp_path, capsys):

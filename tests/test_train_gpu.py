@@ -55,7 +55,7 @@ def losses(of: Training, updates: int) -> list[float]:
 def test_losses_are_those_of_a_cpu(name, text):
     """The same parameters and lengths in strict float32: update by update the same, until rounding has grown."""
     found, expected = (losses(training(text, device, **METHODS[name]), 25) for device in ("cuda", "cpu"))
-    assert found == pytest.approx(expected, rel=2e-4)
+    assert found == pytest.approx(expected, rel=1e-3)
     assert expected[-1] < 0.95 * expected[0]
 
 
