@@ -68,6 +68,18 @@ def test_lower_precisions_learn_as_well(precision, text):
     assert found == pytest.approx(expected, rel=0.05)
 
 
+@pytest.mark.filterwarnings("ignore:RNN module weights are not part of single contiguous chunk:UserWarning")
+@pytest.mark.parametrize("name", METHODS)
+def test_the_means_of_a_baseline_work(name, text):
+    """Dropped weights take the parameters' place in the layer for one call, and cuDNN keeps all of them in one piece."""
+    means = {"dropout": 0.2, "weight_dropout": 0.2, "weight_decay": 1e-6, "schedule": "cosine", "layer_norm": True}
+    of = training(text, "cuda", "tf32", **METHODS[name], **means)
+    before = {name: parameter.detach().clone() for name, parameter in of.model.named_parameters()}
+    found = losses(of, 40)
+    assert found[-1] < 0.98 * found[0]
+    assert all(not torch.equal(before[name], parameter) for name, parameter in of.model.named_parameters())
+
+
 @pytest.mark.parametrize("precision", ["tf32", "bf16"])
 @pytest.mark.parametrize("name", METHODS)
 def test_no_update_waits_for_the_device(name, precision, text):
