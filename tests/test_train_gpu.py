@@ -71,7 +71,7 @@ def test_lower_precisions_learn_as_well(precision, text):
 @pytest.mark.filterwarnings("ignore:RNN module weights are not part of single contiguous chunk:UserWarning")
 @pytest.mark.parametrize("name", METHODS)
 def test_the_means_of_a_baseline_work(name, text):
-    """Dropped weights take the parameters' place in the layer for one call, and cuDNN keeps all of them in one piece."""
+    """Dropped weights take the place of parameters for one call, and cuDNN wants all of them in one piece."""
     means = {"dropout": 0.2, "weight_dropout": 0.2, "weight_decay": 1e-6, "schedule": "cosine", "layer_norm": True}
     of = training(text, "cuda", "tf32", **METHODS[name], **means)
     before = {name: parameter.detach().clone() for name, parameter in of.model.named_parameters()}
