@@ -194,7 +194,22 @@ def test_the_trace_is_the_evaluation_kept_apart(run, tmp_path, capsys):
     lengths[-1, -1] += found["characters"] - 3 * found["steps"]
     assert (stretches * lengths).sum() / found["characters"] == pytest.approx(found["bpc"], rel=1e-12)
     assert np.array(written["norms"]["h"]).shape == (len(stretches), 1, 3)
-    assert set(written["norms"]) == {"h", "c"}
+    assert set(written["norms"]) == set(written["largest"]) == set(written["units"]) == {"h", "c"}
+
+
+@pytest.mark.parametrize(("cell", "names"), [("lstm", ["h", "c"]), ("gru", ["h"])])
+def test_the_trace_looks_at_the_state_at_the_end_of_each_stretch(cell, names):
+    model = CharacterModel(6, cell=cell, hidden=5, layers=2).double().eval()
+    symbols = np.random.default_rng(0).integers(0, 6, 3 * (STRETCH + 40) + 1).astype(np.uint8)
+    found = trace(model, symbols, lanes=3, device=CPU)
+    lanes = torch.from_numpy(symbols[:-1].astype(np.int64)).view(3, -1).t()  # (T, B)
+    for stretch, end in enumerate((STRETCH, STRETCH + 40)):
+        with torch.no_grad():
+            _, state = model(lanes[:end])
+        for name, leaf in zip(names, state if cell == "lstm" else (state,), strict=True):  # (layers, B, H)
+            assert found.norms[name][stretch] == pytest.approx(leaf.norm(dim=-1).numpy(), rel=1e-12)
+            assert found.largest[name][stretch] == pytest.approx(leaf.abs().amax(-1).numpy(), rel=1e-12)
+            assert (found.units[name][stretch] == leaf.abs().argmax(-1).numpy()).all()
 
 
 @pytest.mark.parametrize("cell", ["gru", "rnn", "lstm"])

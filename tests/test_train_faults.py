@@ -329,9 +329,16 @@ def test_a_text_that_was_changed_is_refused_and_one_that_was_moved_is_found(text
     assert outcome(folder) == outcome(alone)
 
 
-def test_a_text_that_is_gone_is_named(folder):
+def test_a_text_that_is_gone_is_named_and_its_new_place_can_be(text, folder, alone, tmp_path):
     edit(folder / "config.json", corpus="/nowhere/text.txt")
     assert "There is no file /nowhere/text.txt." in in_two_parts(train("--resume", folder), 2)
+    other = tmp_path / "other.txt"
+    other.write_text(text.read_text(encoding="utf-8").replace("cat", "dog"), encoding="utf-8")
+    message = in_two_parts(train("--resume", folder, "--corpus", other), 2)
+    assert "was begun with another text than other.txt is now (its SHA-256 differs)." in message
+    other.write_bytes(text.read_bytes())
+    assert train("--resume", folder, "--corpus", other).status == 0
+    assert outcome(folder) == outcome(alone)
 
 
 # ---- two processes, one folder ---------------------------------------------------------------------------------------

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import json
 import os
 import random
 import signal
@@ -22,6 +23,7 @@ from trials import OFTEN, TINY, begin, finish, in_two_parts, outcome, train, wri
 
 from artbp.train.checkpoints import Checkpoints, read
 from artbp.train.corpus import embedded
+from artbp.train.evaluation import Evaluation
 from artbp.train.group import Group
 from artbp.train.options import Options
 from artbp.train.session import Session, StoppedError
@@ -209,6 +211,23 @@ def test_a_second_ctrl_c_ends_it_at_once(text, alone, tmp_path):
 # ---- what a resume is told -------------------------------------------------------------------------------------------
 
 
+def test_patience_ends_a_run_where_it_is_not_better_any_more(text, tmp_path):
+    """The rate is so high that the best pass is an early one; stopped in between, it ends at the same place."""
+    wild = ("--corpus", text, *TINY, "--epochs", 30, "--lr", 0.3, "--schedule", "constant", "--patience", 2)
+    assert train(*wild, "--out", tmp_path / "alone").status == 0
+    valid = [row["bpc"] for row in outcome(tmp_path / "alone")["rows"] if row["kind"] == "evaluation"]
+    assert 2 < len(valid) < 30
+    assert min(valid) == valid[-3]
+    assert all(bpc > min(valid[:k]) for k, bpc in enumerate(valid) if k > len(valid) - 3)
+    assert all(min(valid[k - 2 : k]) < min(valid[: k - 2]) for k in range(3, len(valid)))  # and nowhere before
+    summary = outcome(tmp_path / "alone")["summary"]
+    assert (summary["complete"], summary["epochs"], summary["best_epoch"]) == (True, len(valid), len(valid) - 3)
+    at = {"place": UPDATE, "numbers": [signal.SIGTERM], "call": 40}
+    assert train(*wild, "--out", tmp_path / "run", signal_at=at).status == 143
+    assert train("--resume", tmp_path / "run").status == 0
+    assert outcome(tmp_path / "run") == outcome(tmp_path / "alone")
+
+
 def test_a_finished_run_says_so_and_is_left_as_it_is(alone):
     before = {path: (path.stat().st_mtime_ns, path.stat().st_size) for path in alone.rglob("*")}
     end = train("--resume", alone)
@@ -266,3 +285,33 @@ def test_a_stop_is_seen_after_a_pass_of_few_updates(tmp_path, monkeypatch):
     with pytest.raises(StoppedError):
         session.run(Bar())
     assert session.training.epoch == 1
+
+
+def test_the_peak_of_memory_on_a_gpu_is_that_of_training(tmp_path, monkeypatch):
+    """An evaluation takes 256 steps at a time, more than a window: its peak would hide what a window saves."""
+    allocator = SimpleNamespace(peak=0)
+
+    def evaluate(*_, **__):
+        allocator.peak = max(allocator.peak, 900)
+        return Evaluation(2.0, 10, (2.0,))
+
+    monkeypatch.setattr("artbp.train.session.evaluate", evaluate)
+    monkeypatch.setattr(torch.cuda, "max_memory_allocated", lambda device: allocator.peak)
+    monkeypatch.setattr(torch.cuda, "reset_peak_memory_stats", lambda device: setattr(allocator, "peak", 10))
+    corpus = embedded()
+    corpus = dataclasses.replace(corpus, splits={**corpus.splits, "train": corpus.splits["train"][:6400]})
+    options = Options(hidden=8, lanes=8, epochs=3, method="tbptt", length=50, log_every=5)
+    session = Session(options, tmp_path, corpus, Group(), torch.device("cpu"), {"estimator": "?"}, lambda: False)
+    session.device = SimpleNamespace(type="cuda")  # for the session's own looks alone
+    updates = session.training.updates
+
+    def growing():
+        for update in updates():
+            allocator.peak = max(allocator.peak, 100 + 10 * session.training.epoch)
+            yield update
+
+    monkeypatch.setattr(session.training, "updates", growing)
+    bar = SimpleNamespace(advance=lambda *_: None, train=lambda *_: None, evaluated=lambda *_: None)
+    assert session.run(bar)["peak_memory"] == 120
+    rows = [json.loads(line) for line in (tmp_path / "metrics.jsonl").read_text(encoding="utf-8").splitlines()]
+    assert {row["memory"] for row in rows if row["kind"] == "train"} == {100, 110, 120}

@@ -27,6 +27,9 @@ if TYPE_CHECKING:
 
 # What a shell reports for a program that the signal ended.
 STOPPED: dict[int, int] = {signal.SIGINT: 130, signal.SIGTERM: 143}
+# Memory that is full, in the words of what has no error of its own: torch on a CPU; CUDA and its libraries, where
+# another process has filled the GPU.
+_FULL = ("can't allocate memory", "out of memory", "_ALLOC_FAILED")
 
 
 def main(arguments: list[str]) -> int:
@@ -85,7 +88,7 @@ def _command(options: Options, held: ExitStack) -> int:
     except (torch.OutOfMemoryError, MemoryError) as error:
         return _fail(_out_of_memory(options, error), 1)
     except RuntimeError as error:
-        if "can't allocate memory" not in str(error):  # torch's allocator on a CPU has no error of its own
+        if not any(words in str(error) for words in _FULL):
             raise
         return _fail(_out_of_memory(options, error), 1)
     except BrokenPipeError:

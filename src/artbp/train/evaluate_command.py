@@ -48,7 +48,7 @@ class Options:
     cache: Path | None = None
     """where large texts are kept as symbols, as told to `artbp train`"""
     trace: Path | None = None
-    """write to this file, as JSON: bits of every lane by stretches, and the norms of the state at their ends"""
+    """write to this file, as JSON: bits of every lane by stretches, and norms and largest units of its state there"""
     json: bool = False
     """print the result as JSON"""
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -46,12 +46,16 @@ class Trace:
         lengths: steps of each stretch of each lane (S, B); the last lane is longer by what is left over.
         norms: Euclidean norms of the state at the end of each stretch, by name ("h", "c"), each (S, layers, B).
         reset: the state was set to zero every so many steps, or None.
+        largest: the largest magnitude of a unit in the state there, likewise.
+        units: which unit that is, likewise.
     """
 
     bits: Array
     lengths: Array
     norms: dict[str, Array]
     reset: int | None
+    largest: dict[str, Array] = field(default_factory=dict)
+    units: dict[str, Array] = field(default_factory=dict)
 
     @property
     def lanes(self) -> int:
@@ -119,6 +123,8 @@ class Trace:
             "lane_bpc": self.lane_bpc.tolist(),
             "stretch_bpc": self.stretch_bpc.tolist(),
             "norms": {name: norms.tolist() for name, norms in self.norms.items()},
+            "largest": {name: largest.tolist() for name, largest in self.largest.items()},
+            "units": {name: units.astype(int).tolist() for name, units in self.units.items()},
         }
 
     def _mean(self, lane: int, first: int, end: int) -> float:
@@ -130,7 +136,7 @@ def trace(model: CharacterModel, symbols: Any, *, lanes: int, device: torch.devi
     stream = Lanes(symbols, lanes, device=device)
     count = -(-stream.steps // STRETCH)
     nats = torch.zeros(count, lanes, dtype=torch.float64)
-    norms: list[torch.Tensor] = []
+    states: list[torch.Tensor] = []
     with torch.no_grad():
         state = None
         while (at := stream.position) < stream.steps:
@@ -143,7 +149,7 @@ def trace(model: CharacterModel, symbols: Any, *, lanes: int, device: torch.devi
             losses, state = lane_losses(model, *rows, state)
             nats[at // STRETCH] += losses.double().cpu()
             if stream.position % STRETCH == 0 or stream.position == stream.steps:
-                norms.append(_norms(state))
+                states.append(_looks(state))
         rest, state, at = left_over(symbols, stream.remainder, device), last_lane(state), stream.steps
         while at < stream.steps + stream.remainder:
             if reset is not None and at % reset == 0:
@@ -156,15 +162,19 @@ def trace(model: CharacterModel, symbols: Any, *, lanes: int, device: torch.devi
     lengths = np.full((count, lanes), float(STRETCH))
     lengths[-1] = stream.steps - STRETCH * (count - 1)
     lengths[-1, -1] += stream.remainder
-    both = torch.stack(norms).numpy()  # (S, leaves, layers, B)
-    named = {name: both[:, leaf] for leaf, name in enumerate(("h", "c")[: both.shape[1]])}
-    return Trace((nats / math.log(2)).numpy(), lengths, named, reset)
+    looks = torch.stack(states, 1).numpy()  # (3, S, leaves, layers, B)
+    names = ("h", "c")[: looks.shape[2]]
+    named = ({name: look[:, leaf] for leaf, name in enumerate(names)} for look in looks)
+    norms, largest, units = named
+    return Trace((nats / math.log(2)).numpy(), lengths, norms, reset, largest, units)
 
 
-def _norms(state: Any) -> torch.Tensor:
-    """Of each leaf of the state (layers, B, H): (leaves, layers, B)."""
-    leaves = state if isinstance(state, tuple) else (state,)
-    return torch.stack([leaf.double().norm(dim=-1) for leaf in leaves]).cpu()
+def _looks(state: Any) -> torch.Tensor:
+    """At each leaf of the state (layers, B, H): its norm, its largest magnitude, and in which unit: (3, leaves, …)."""
+    leaves = [leaf.double() for leaf in (state if isinstance(state, tuple) else (state,))]
+    largest = [leaf.abs().max(-1) for leaf in leaves]
+    found = [[leaf.norm(dim=-1) for leaf in leaves], [one[0] for one in largest], [one[1].double() for one in largest]]
+    return torch.stack([torch.stack(each) for each in found]).cpu()
 
 
 def _heaviest(excess: Array) -> tuple[int, int]:

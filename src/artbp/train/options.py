@@ -73,6 +73,8 @@ class Options:
     """parallel rows of text"""
     epochs: int = 10
     """passes over the training text"""
+    patience: int = 0
+    """end after so many passes in a row that are not better on the validation text; 0: all --epochs"""
     optimizer: Literal["adam", "adamw", "sgd", "rmsprop"] = "adam"
     """how parameters are updated, after every segment"""
     lr: float = 5e-3
@@ -107,7 +109,7 @@ class Options:
     out: Path = Path("runs") / "train"
     """the folder to write; with --runs, one folder in it for each seed"""
     resume: Path | None = None
-    """go on with the run in this folder, with the options it was begun with"""
+    """go on with the run in this folder, with the options it was begun with; --corpus, --ptb: where its text is now"""
     overwrite: bool = False
     """start anew in a folder that holds a run"""
     dry_run: bool = False
@@ -127,15 +129,17 @@ class Options:
 def from_config(config: dict[str, Any], given: Options) -> Options:
     """The options that a run was begun with, and of those given now the ones that may change."""
     values = {name: config[name] for name in _names() if name in config}
+    moved = given.corpus is not None or given.ptb is not None  # on another machine, say; its digest tells the text
     for name in ("corpus", "ptb"):
-        values[name] = None if values.get(name) is None else Path(values[name])
+        place = getattr(given, name) if moved else values.get(name)
+        values[name] = None if place is None else Path(place)
     return Options(**values, **{name: getattr(given, name) for name in _NOT_OF_THE_RUN})
 
 
 def check_resume(given: Options) -> None:
     """Refuses options that a run that goes on cannot take."""
     plain = Options()
-    allowed = {"resume", "device", "cache", "tensorboard", "checkpoint_every", "timeout"}
+    allowed = {"resume", "corpus", "ptb", "device", "cache", "tensorboard", "checkpoint_every", "timeout"}
     for name in _names():
         if name not in allowed and getattr(given, name) != getattr(plain, name):
             raise OptionError(
@@ -147,7 +151,8 @@ def check_resume(given: Options) -> None:
 def check(options: Options) -> None:
     """Refuses what cannot run, before anything is written."""
     least = {"length": 1, "hidden": 1, "layers": 1, "lanes": 1, "epochs": 1, "runs": 1, "log_every": 1}
-    for name, smallest in {**least, "evaluation_lanes": 1, "embedding": 0, "window": 0, "seed": 0}.items():
+    nothing = {"embedding": 0, "window": 0, "seed": 0, "patience": 0}
+    for name, smallest in {**least, "evaluation_lanes": 1, **nothing}.items():
         value = getattr(options, name)
         if value is not None and value < smallest:
             raise OptionError(

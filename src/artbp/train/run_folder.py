@@ -39,8 +39,9 @@ class Metrics:
     Every row has "kind", "epoch" (from 0), "update", "step" (of time, over all passes) and "characters" (of all lanes).
     Those of kind "train" sum up the updates since the one before: "bpc", "rate" (of learning, at the last of them),
     "lengths" (of their segments), "gradient_norm" (their mean, before clipping), "clipped" (the share of them that was
-    clipped), "memory" (the peak so far, in bytes: of the accelerator, or of the process) and "seconds" (of training, so
-    far). Those of kind "evaluation" have "split", "bpc", "median_lane_bpc", "worst_lane_bpc" and "seconds".
+    clipped), "memory" (the peak so far, in bytes: of training on the accelerator, or of the process) and "seconds" (of
+    training, so far). Those of kind "evaluation" have "split", "bpc", "median_lane_bpc", "worst_lane_bpc" and
+    "seconds".
     """
 
     TIMES = ("seconds", "memory")  # all else is the same, bit for bit, in a run that was stopped and resumed

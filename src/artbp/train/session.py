@@ -76,8 +76,7 @@ class Session:
         self.evaluated = 0  # passes whose evaluation is done
         self.seconds = 0.0  # of training, evaluations left out
         self.peak = 0
-        if device.type == "cuda":
-            torch.cuda.reset_peak_memory_stats(device)  # which another run in this process may have raised
+        _forget_peak(device)  # which another run in this process may have raised
         self._clock = self._saved_at = time.monotonic()
         self._board: Any = None
 
@@ -138,7 +137,7 @@ class Session:
         self._summarise("running")
         self._clock = self._saved_at = time.monotonic()
         try:
-            while self.evaluated < self.options.epochs:
+            while self.evaluated < self.options.epochs and not self._is_stale():
                 if any(self.group.gather(self.stop_asked())):
                     raise StoppedError  # there is nothing that is not in the folder
                 if training.epoch == self.evaluated:
@@ -255,6 +254,11 @@ class Session:
         self._summarise("running")
         progress.evaluated(self.training, valid.bpc if valid else None, self.train_bpc)
 
+    def _is_stale(self) -> bool:
+        """Whether so many passes as --patience says were no better than the best one."""
+        best, patience = self.best["epoch"], self.options.patience
+        return bool(patience) and best is not None and self.evaluated - 1 - best >= patience
+
     def _test(self) -> Evaluation | None:
         """The test text, by the parameters that were best on the validation text."""
         best = self.group.share(lambda: self.checkpoints.load_best()["model"])
@@ -280,10 +284,12 @@ class Session:
         if len(symbols) < 2:
             return None, 0.0
         self.seconds += self._lap()
+        self.peak = max(self.peak, _peak_memory(self.device))
         lanes = fitting_lanes(symbols, self.options.evaluation_lanes)
         model, training = self.training.model, self.training
         with training.autocast():
             result = evaluate(model, symbols, lanes=lanes, device=self.device, group=self.group, between=between)
+        _forget_peak(self.device)  # its chunks of steps are larger than a window, and are no part of training
         if not math.isfinite(result.bpc):
             raise DivergedError(training.update)
         return result, self._lap()
@@ -373,6 +379,12 @@ def _peak_memory(device: torch.device) -> int:
 
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     return peak if sys.platform == "darwin" else 1024 * peak
+
+
+def _forget_peak(device: torch.device) -> None:
+    """Where the peak can be told anew from here on: on an accelerator."""
+    if device.type == "cuda":
+        torch.cuda.reset_peak_memory_stats(device)
 
 
 def _processes(number: int) -> str:
