@@ -13,7 +13,10 @@ from problems import ALL, CELLS, Problem, influence_balancing, scalar_linear, sc
 import artbp
 from artbp import diagnostics
 from artbp.diagnostics import Comparison, Measured, Moments
+from artbp.diagnostics._adjoints import crossings, states_of
 from artbp.diagnostics._report import brief
+from artbp.diagnostics._subject import Subject
+from artbp.diagnostics._variance import Crossing
 from artbp.estimators import ARTBP, BPTT, RTRL, UORO, NoBackTrack, TruncatedBPTT
 
 LAW = artbp.PowerLaw(mean=3, alpha=6)
@@ -314,6 +317,33 @@ def test_probe_sees_the_truth_about_truncated_bptt():
     error = math.hypot(found.truncation_noise_error, sampled.error / 2 / math.sqrt(sampled.variance) * 0.2)
     assert found.truncation_noise == pytest.approx(sampled.relative_deviation, abs=4 * error + 0.02)
     assert 0.1 < found.beyond[10] < 0.9
+
+
+def test_variances_from_shared_samples_are_the_exact_ones():
+    """400 seeds of 8 pairs: off by more than 5 standard errors of their mean with probability 6e-7, each."""
+    subject = Subject(*of(influence_balancing(steps=12)))
+    crossing = Crossing(subject, states := states_of(subject), crossings(subject, states))
+    laws = [artbp.PowerLaw(mean=3, alpha=4), artbp.Geometric(mean=5), artbp.Tabulated([0.0, 0.5, 0.1])]
+    cuts = [artbp.Truncation(law) for law in laws]
+    found = torch.tensor([crossing.variances(cuts, 8, seed) for seed in range(400)], dtype=torch.float64)[..., 0]
+    for cut, values in zip(cuts, found.T, strict=True):
+        exact, error = crossing.variance(cut, None, None)[0], values.std() / 20
+        assert abs(values.mean() - exact) < 5 * error
+        assert error < 0.05 * exact  # it could see a bias of a quarter
+
+
+def test_the_advised_exponent_does_not_depend_on_the_seed():
+    """Of what the page on truncation shows; with samples of its own for every law half the seeds chose another."""
+    decay = torch.tensor(0.97, requires_grad=True)
+
+    def cell(x, state):
+        state = decay * state + x[:, 0]
+        return (state - x[:, 1]).square().sum(), state
+
+    inputs = torch.randn(200, 4, 2, generator=torch.Generator().manual_seed(0))
+    step, law = artbp.unroll(cell), artbp.PowerLaw(mean=10, alpha=6)
+    found = [diagnostics.probe(step, inputs, torch.zeros(4), law, seed=seed).noise_by_alpha for seed in range(8)]
+    assert {min(noise, key=noise.get) for noise in found} == {4.0}
 
 
 # ---- reports ---------------------------------------------------------------------------------------------------------
