@@ -95,6 +95,8 @@ def geometric_mean(ratios: Iterable[float]) -> float:
 
 # Influence balancing
 
+INFLUENCE = ("", "long/", "noise/", "noise-long/")  # the folders of its results
+
 
 def _runs(folder: str) -> dict[str, list[dict[str, Any]]]:
     found: dict[str, list[dict[str, Any]]] = {}
@@ -176,24 +178,27 @@ def _influence_costs() -> Iterator[str]:
     ratios = [one["ratio"] for name, one in times.items() if name != "default"]
     yield f"costs {min(truncated):.0f} to {max(truncated):.0f} µs under truncated BPTT and {ours:.0f} µs under ARTBP"
     yield f"costs {min(ratios):.1f} to {max(ratios):.1f} times as much"
+    *first, last = (short(_seconds(folder), 2) for folder in INFLUENCE)
+    yield f"took {', '.join(first)} and {last} seconds"
+
+
+def _seconds(folder: str) -> float:
+    return math.fsum(run["seconds"] for run in load(f"influence-balancing/{folder}summary.json")["runs"])
 
 
 @table
 def sources() -> str:
-    """Everything under `results/` that a page shows: the command and, where the runs recorded it, their time."""
+    """Everything under `results/` that a page shows, and its command."""
     rows = []
-    for folder in ("", "long/", "noise/", "noise-long/"):
-        place = f"influence-balancing/{folder}"
-        config = load(f"{place}config.json")
+    for folder in INFLUENCE:
+        config = load(f"influence-balancing/{folder}config.json")
         flags = f" --steps {config['steps']}" * (config["steps"] != 100_000) + " --noise 1" * bool(config["noise"])
-        seconds = sum(run["seconds"] for run in load(f"{place}summary.json")["runs"])
-        rows.append([f"`results/{place}`", f"`artbp influence-balancing{flags}`", f"{short(seconds, 2)} s"])
-    for place in ("compare/influence-balancing", "compare/rnn", "compare/rnn-at-equal-memory", "lengths"):
-        command = load(f"{place}/config.json")["command"].partition(" --out")[0]
-        rows.append([f"`results/{place}/`", f"`{command}`", "–"])
-    for place, file in (("language-bias", "language-bias"), ("memory", "memory")):
-        rows.append([f"`results/{place}/`", f"`{load(f'{place}/{file}.json')['command'].partition(' --out')[0]}`", "–"])
-    return markdown(["data", "command", "time"], rows, left=2)
+        rows.append([f"`results/influence-balancing/{folder}`", f"`artbp influence-balancing{flags}`"])
+    compared = [f"compare/{place}/config" for place in ("influence-balancing", "rnn", "rnn-at-equal-memory")]
+    for file in (*compared, "lengths/config", "language-bias/language-bias", "memory/memory"):
+        command = load(f"{file}.json")["command"].partition(" --out")[0]
+        rows.append([f"`results/{file.rpartition('/')[0]}/`", f"`{command}`"])
+    return markdown(["data", "command"], rows, left=2)
 
 
 # Estimators side by side
@@ -254,26 +259,26 @@ def _language_in_words() -> Iterator[str]:
     yield f"differs by {found['data_deviation']:.0%} from one such stretch of text to another"
 
 
-def _difference(arm: dict[str, Any], split: str) -> str:
+def _difference(arm: dict[str, Any], split: str) -> tuple[str, str]:
     for found in arm["differences"]:
         if found["split"] == split:
             interval = "one pair" if found["interval"] is None else "{:+.4f} to {:+.4f}".format(*found["interval"])
-            return f"{found['mean']:+.4f} ({interval})"
-    return "–"
+            return f"{found['mean']:+.4f}", interval
+    return "–", "–"
 
 
 @table
 def penn_treebank_small() -> str:
     """The three arms at their best rate, bits per character over the seeds."""
-    rows = []
-    for arm in load("penn-treebank-small/comparison.json"):
+    columns = [["seeds", "train", "validation", "test", "test, minus the first", "its 95% interval"]]
+    for arm in (arms := load("penn-treebank-small/comparison.json")):
         numbers = [arm["numbers"][split] for split in ("train", "valid", "test")]
         spread = [
             f"{number['mean']:.4f}" + (f" ± {number['deviation']:.4f}" if number["deviation"] is not None else "")
             for number in numbers
         ]
-        rows.append([arm["label"], str(len(arm["seeds"])), *spread, _difference(arm, "test")])
-    return markdown(["arm", "seeds", "train", "validation", "test", "test, minus the first (95%)"], rows)
+        columns.append([str(len(arm["seeds"])), *spread, *_difference(arm, "test")])
+    return markdown(["", *(arm["label"] for arm in arms)], zip(*columns, strict=True))
 
 
 @table
@@ -399,7 +404,7 @@ def layers_cpu() -> str:
 
     def cell(kind: str, size: str, links: str) -> str:
         row = found.get((kind, size, links))
-        return "" if row is None else f"{row['ratio']:.2f} ({row['median_ratio']:.2f})"
+        return "–" if row is None else f"{row['ratio']:.2f} ({row['median_ratio']:.2f})"
 
     def torch_nn(kind: str, size: str) -> str:
         row = found[kind, size, "shared"]

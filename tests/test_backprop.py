@@ -129,11 +129,12 @@ def test_no_initial_state(window):
             loss = loss + output.square().sum()
         return loss, state
 
-    artbp.backprop(step, inputs, None, LINKS, window=window)
+    summed, last = artbp.backprop(step, inputs, None, LINKS, window=window)
     found = gradients(layer)
-    loss, _ = step(inputs, None, LINKS)
+    loss, state = step(inputs, None, LINKS)
     loss.backward()
     close(found, gradients(layer))
+    torch.testing.assert_close((summed, *last), (loss.detach(), *(part.detach() for part in state)))
 
 
 @pytest.mark.parametrize("window", [None, 2])

@@ -148,7 +148,7 @@ def test_compare_takes_a_subject_of_ones_own(capsys, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     status, printed = run(capsys, "compare", "my_model:subject", *SMALL, "--out", tmp_path / "out")
     assert status == 0
-    assert "1 parameters" in printed.out
+    assert "1 parameter;" in printed.out
     (tmp_path / "no_python.py").write_text("def subject(:\n")
     for subject, what in (
         ("my_model:wrong", "returned a int"),

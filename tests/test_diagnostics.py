@@ -12,7 +12,11 @@ from problems import ALL, CELLS, Problem, influence_balancing, scalar_linear, sc
 
 import artbp
 from artbp import diagnostics
-from artbp.diagnostics import Moments
+from artbp.diagnostics import Comparison, Measured, Moments
+from artbp.diagnostics._adjoints import crossings, states_of
+from artbp.diagnostics._report import brief
+from artbp.diagnostics._subject import Subject
+from artbp.diagnostics._variance import Crossing
 from artbp.estimators import ARTBP, BPTT, RTRL, UORO, NoBackTrack, TruncatedBPTT
 
 LAW = artbp.PowerLaw(mean=3, alpha=6)
@@ -315,6 +319,33 @@ def test_probe_sees_the_truth_about_truncated_bptt():
     assert 0.1 < found.beyond[10] < 0.9
 
 
+def test_variances_from_shared_samples_are_the_exact_ones():
+    """400 seeds of 8 pairs: off by more than 5 standard errors of their mean with probability 6e-7, each."""
+    subject = Subject(*of(influence_balancing(steps=12)))
+    crossing = Crossing(subject, states := states_of(subject), crossings(subject, states))
+    laws = [artbp.PowerLaw(mean=3, alpha=4), artbp.Geometric(mean=5), artbp.Tabulated([0.0, 0.5, 0.1])]
+    cuts = [artbp.Truncation(law) for law in laws]
+    found = torch.tensor([crossing.variances(cuts, 8, seed) for seed in range(400)], dtype=torch.float64)[..., 0]
+    for cut, values in zip(cuts, found.T, strict=True):
+        exact, error = crossing.variance(cut, None, None)[0], values.std() / 20
+        assert abs(values.mean() - exact) < 5 * error
+        assert error < 0.05 * exact  # it could see a bias of a quarter
+
+
+def test_the_advised_exponent_does_not_depend_on_the_seed():
+    """Of what the page on truncation shows; with samples of its own for every law half the seeds chose another."""
+    decay = torch.tensor(0.97, requires_grad=True)
+
+    def cell(x, state):
+        state = decay * state + x[:, 0]
+        return (state - x[:, 1]).square().sum(), state
+
+    inputs = torch.randn(200, 4, 2, generator=torch.Generator().manual_seed(0))
+    step, law = artbp.unroll(cell), artbp.PowerLaw(mean=10, alpha=6)
+    found = [diagnostics.probe(step, inputs, torch.zeros(4), law, seed=seed).noise_by_alpha for seed in range(8)]
+    assert {min(noise, key=noise.get) for noise in found} == {4.0}
+
+
 # ---- reports ---------------------------------------------------------------------------------------------------------
 
 
@@ -334,8 +365,40 @@ def test_every_report_prints_as_a_table_and_goes_to_json():
         assert len(lines) >= 4
         assert "tensor" not in str(report) + report.to_json()
     comparison = str(reports[2]).splitlines()
-    assert comparison[1].split()[:2] == ["estimator", "bias"]
-    assert [line.split()[0] for line in comparison[3:]] == ["BPTT()", "UORO()"]
+    assert comparison[2].split()[:2] == ["estimator", "bias"]
+    assert [line.split()[0] for line in comparison[4:]] == ["BPTT()", "UORO()", "Noise:"]
+
+
+def test_a_comparison_fits_a_hundred_columns_whatever_its_numbers():
+    names = ["ARTBP(PowerLaw(mean=16, alpha=10))", "UORO()"]
+    values = {"sign": 1, "draws": 3, "draw_cosine_error": 0.1, "deviation_interval": (0.1, 0.2)}
+    rows = [
+        Measured(**values, estimator=name, bias=bias, bias_error=0.012345, cosine=-0.99876, draw_cosine=-0.5,
+                 deviation=12345.6, error=1.23456e-16, error_at_equal_compute=math.inf, microseconds=98765.4,
+                 bytes=2**30, moments=None)
+        for name, bias in zip(names, (1234.5, 0.0), strict=True)
+    ]  # fmt: skip
+    title, above, header, rule, first, second, legend = str(Comparison(100, 1, 1.0, 1.0, rows)).splitlines()
+    assert max(map(len, (title, above, header, rule, first, second, legend))) <= 100
+    assert title.startswith("100 steps, 1 parameter;")
+    shown = ["1234", "0.012", "-0.999", "-0.500", "12346", "1e-16", "inf", "98765", "1e+06"]
+    assert first.split()[2:] == shown
+    assert second.split() == ["UORO()", "0", *shown[1:]]
+    assert [len(line) for line in (header, first, second)] == [len(rule)] * 3
+    assert above.index("mean of draws") > rule.index(" ")
+    assert "standard deviation" in legend
+
+
+@pytest.mark.parametrize(
+    ("value", "shown"),
+    [
+        *((0.0, "0"), (-0.0, "0"), (0.0123, "0.012"), (0.99949, "0.999"), (0.9999, "1.00"), (9.996, "10.0")),
+        *((2.72, "2.72"), (-99.96, "-100"), (999.7, "1000"), (99999.4, "99999"), (99999.6, "1e+05"), (math.nan, "nan")),
+        *((0.0005, "0.001"), (0.00049, "5e-04"), (4.9e-16, "5e-16"), (-math.inf, "-inf")),
+    ],
+)
+def test_numbers_in_five_characters(value, shown):
+    assert brief(value) == shown
 
 
 # ---- bad input -------------------------------------------------------------------------------------------------------

@@ -4,6 +4,7 @@ import copy
 import gc
 import itertools
 import math
+import pickle
 import tracemalloc
 
 import pytest
@@ -272,3 +273,36 @@ def test_no_copy_where_parameters_were_met_in_several_steps(copied):
     named = RTRL(parameters=[a, b])
     for _ in named.stream(artbp.unroll(cell), inputs, torch.ones(())):
         copied(named)
+
+
+@pytest.mark.parametrize("copied", [copy.deepcopy, lambda one: pickle.loads(pickle.dumps(one))], ids=["copy", "pickle"])
+@pytest.mark.parametrize("estimator", FORWARD)
+def test_a_copy_that_was_given_parameters_needs_its_model(estimator, copied):
+    """Without it the gradients would go to copies that no model has, and the model would get none."""
+    model = torch.nn.RNNCell(2, 3)
+    inputs, state = torch.randn(6, 2, generator=torch.Generator().manual_seed(0)), torch.zeros(3)
+
+    def run(model, estimator, state):
+        def cell(x, state):
+            state = model(x, state)
+            return state.square().sum(), state
+
+        model.zero_grad()
+        *_, (_, state) = estimator.stream(artbp.unroll(cell), inputs, state)
+        return state, [parameter.grad for parameter in model.parameters()]
+
+    one = FORWARD[estimator](list(model.parameters()))
+    state, _ = run(model, one, state)
+    alone, (other, along) = copied(one), copied((model, one))
+    shallow, anew = copy.copy(one), FORWARD[estimator](list(model.parameters()))
+    anew.load_state_dict(one.state_dict())
+    for _ in range(2):  # refused until it has its model
+        check(lambda: run(model, alone, state), RuntimeError, r"is a copy.*none of them", r"deepcopy.*load.*state_dict")
+    generator = one.generator.get_state()
+    _, expected = run(model, one, state)
+    expected = [gradient.clone() for gradient in expected]
+    assert all(gradient.abs().sum() > 0 for gradient in expected)
+    for model_of_it, its in ((other, along), (model, shallow), (model, anew)):
+        its.generator.set_state(generator)  # which a shallow copy shares
+        _, found = run(model_of_it, its, state)
+        assert all(torch.equal(*pair) for pair in zip(found, expected, strict=True))

@@ -389,6 +389,113 @@ def test_the_mean_of_blocks_in_blocks(law, block):
     assert artbp.Truncation(inner, block=block).mean == pytest.approx(block * survival.sum(), rel=1e-6)
 
 
+def variance_in_blocks(mean, alpha, block):
+    """Of PowerLaw's length rounded up: over p ~ Beta(a, b), given which the blocks beyond the first are geometric.
+
+    In x = log(p/(1-p)) the integrand is analytic and dies away on both sides: equal steps converge exponentially.
+    """
+    a, b = alpha - 1, (alpha - 2) * (mean - 1)
+    x = np.arange(-40 / (a - 2) - 30, 40 / b + 60, 0.02)
+    rate = np.logaddexp(0, x)  # -log(1-p)
+    weight = a * (x - rate) - b * rate
+    weight = np.exp(weight - weight.max())
+    more = np.exp(-block * rate)  # the probability of one more block
+    first, second = (
+        (weight * value).sum() / weight.sum()
+        for value in (more / -np.expm1(-block * rate), more * (1 + more) / np.expm1(-block * rate) ** 2)
+    )
+    return block**2 * (second - first**2)
+
+
+@pytest.mark.parametrize("block", [2, 8, 1000, 10**6])
+@pytest.mark.parametrize(
+    ("mean", "alpha"), [(50, 4), (50, 3.3), (16, 6), (1.01, 4), (2, 50), (1000, 3.5), (1e6, 4), (1e6, 30)]
+)
+def test_the_variance_of_the_power_law_in_blocks(mean, alpha, block):
+    law = artbp.Truncation(artbp.PowerLaw(mean=mean, alpha=alpha), block=block).law
+    assert law.variance == pytest.approx(variance_in_blocks(mean, alpha, block), rel=1e-10)
+
+
+def test_the_variance_in_blocks_is_infinite_where_the_laws_is():
+    for alpha in (2.01, 2.5, 3):
+        law = artbp.Truncation(power_law(50, alpha), block=8).law
+        assert law.variance == math.inf
+        assert math.isfinite(law.mean)
+
+
+@pytest.mark.parametrize("block", [1, 2, 3, 7, 64, 5000])
+@pytest.mark.parametrize(
+    "law", ["power_sharp", "geometric", "geometric_short", "tabulated", "tabulated_one", "bathtub"]
+)
+def test_the_variance_in_blocks_is_the_sum(law, block):
+    law = FINITE[law]()
+    chances = -np.diff(law.survival(np.arange(0, 400_000 + block, block)))
+    lengths = block * np.arange(len(chances))  # beyond the first block, lest the difference of large squares is all
+    expected = chances @ lengths**2.0 - (chances @ lengths) ** 2
+    assert artbp.Truncation(law, block=block).law.variance == pytest.approx(expected, rel=1e-10, abs=1e-300)
+
+
+@pytest.mark.parametrize("block", [8, 5000])
+def test_moments_in_blocks_of_a_law_that_is_a_hazard_and_no_more(block):
+    """The same hazards with closed forms and without, where what lies beyond the last age is extrapolated."""
+    closed, derived = (artbp.Truncation(law, block=block).law for law in (artbp.PowerLaw(50, 4), ByHand(50, 4)))
+    assert derived.mean == pytest.approx(closed.mean, rel=1e-9)
+    assert derived.variance == pytest.approx(closed.variance, rel=1e-7)
+
+
+def test_blocks_too_large_to_sum_over_are_refused_with_a_way_out():
+    law = artbp.Truncation(ByHand(50, 4), block=100_000).law
+    check(
+        lambda: law.variance,
+        ValueError,
+        r"variance of ByHand.* in blocks of 100000 cannot",
+        r"smaller blocks.*PowerLaw",
+    )
+
+
+@pytest.mark.parametrize("block", [2, 4, 5])
+@pytest.mark.parametrize("law", ["power_sharp", "geometric", "tabulated"])
+def test_the_variance_of_blocks_in_blocks(law, block):
+    law = FINITE[law]()
+    inner = artbp.Truncation(law, block=3).law
+    survival = inner.survival(np.arange(0, 40_000, block))
+    second = block**2 * ((2 * np.arange(len(survival)) + 1) @ survival)
+    assert artbp.Truncation(inner, block=block).law.variance == pytest.approx(
+        second - (block * survival.sum()) ** 2, rel=1e-9
+    )
+
+
+def test_what_is_asked_of_a_law_in_blocks_far_out_takes_no_table():
+    """A table of these ages would be of 8 TB."""
+    block, age = 8, 8 * 10**11
+    whole = artbp.PowerLaw(mean=50, alpha=4)
+    law = artbp.Truncation(whole, block=block).law
+    within = age - np.arange(block)
+    assert law.pmf(age) == pytest.approx(whole.pmf(within).sum(), rel=1e-12)
+    assert law.hazard(age) == pytest.approx(whole.hazard(within).sum(), rel=1e-9)
+    assert law.pmf(age + 1) == law.hazard(age + 1) == 0
+    assert law.survival(age + 5) == whole.survival(age)
+    capped = artbp.Truncation(whole, cap=2 * age, block=block).law
+    assert capped.pmf(age) == pytest.approx(law.pmf(age), rel=1e-12)
+    assert capped.hazard(2 * age) == 1
+    assert capped.pmf(2 * age) == pytest.approx(law.survival(2 * age - 1), rel=1e-12)
+
+
+@pytest.mark.parametrize("block", [1, 8])
+def test_the_variance_under_a_cap(block):
+    for law, cap in ((artbp.PowerLaw(mean=50, alpha=4), 80_000), (artbp.Geometric(mean=20), 40), (Bathtub(), 16)):
+        capped = artbp.Truncation(law, cap=cap, block=block).law
+        survival = capped.survival(np.arange(cap))
+        expected = (2 * np.arange(cap) + 1) @ survival - survival.sum() ** 2
+        assert capped.variance == pytest.approx(expected, rel=1e-10)
+    far = artbp.Truncation(artbp.PowerLaw(mean=50, alpha=4), cap=8 * 10**9, block=block).law
+    near = artbp.Truncation(artbp.PowerLaw(mean=50, alpha=4), block=block).law
+    beyond = 2 * near.survival(8 * 10**9 - 1) * 8e9**2  # E[L² - cap²; L > cap], the index of S being 3 out there
+    assert far.variance == pytest.approx(near.variance - beyond, rel=1e-9)
+    heavy = artbp.Truncation(power_law(50, 2.5), cap=8 * 10**9, block=block).law
+    check(lambda: heavy.variance, ValueError, r"capped at 8000000000 would be a sum", r"alpha > 3|smaller cap")
+
+
 @pytest.mark.parametrize("age", [0, -3, float("nan")])
 @pytest.mark.parametrize("options", [{"block": 3}, {"cap": 30}])
 def test_ages_of_derived_laws_count_from_one(options, age):

@@ -14,7 +14,7 @@ import pytest
 
 PACKAGE = Path(__file__).parent.parent / "src" / "artbp"
 CORE = [
-    *("_version", "_tree", "_beta_geometric", "_law", "laws", "_derived", "_link", "truncation"),
+    *("_version", "_tree", "_law", "_beta_geometric", "laws", "_derived", "_link", "truncation"),
     *("_replay", "_step", "_boundary", "_windows", "_backprop"),
 ]
 LAYERS = [*CORE, "ops", "nn", "estimators", "diagnostics", "data", "_folder", "_figure"]

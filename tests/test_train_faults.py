@@ -16,24 +16,9 @@ import torch
 if os.name != "posix":
     pytest.skip("signals and forks as POSIX has them", allow_module_level=True)
 
-from trials import OFTEN, TINY, begin, finish, in_two_parts, outcome, train, write_text
+from trials import OFTEN, TINY, UPDATE, begin, finish, in_two_parts, outcome, train
 
 from artbp.train.checkpoints import Checkpoints, decode, encode, read
-
-UPDATE = "artbp.train.training:Training._reduce"
-
-
-@pytest.fixture(scope="module")
-def text(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return write_text(tmp_path_factory.mktemp("text") / "text.txt")
-
-
-@pytest.fixture(scope="module")
-def alone(text: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The run that nothing happens to."""
-    folder = tmp_path_factory.mktemp("alone") / "run"
-    assert train("--corpus", text, *TINY, "--out", folder).status == 0
-    return folder
 
 
 @pytest.fixture(scope="module")

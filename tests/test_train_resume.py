@@ -10,7 +10,6 @@ import signal
 import subprocess
 import sys
 import time
-from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
@@ -19,7 +18,7 @@ import torch
 if os.name != "posix":
     pytest.skip("signals and forks as POSIX has them", allow_module_level=True)
 
-from trials import OFTEN, TINY, begin, finish, in_two_parts, outcome, train, write_text
+from trials import OFTEN, TINY, UPDATE, begin, finish, in_two_parts, outcome, train
 
 from artbp.train.checkpoints import Checkpoints, read
 from artbp.train.corpus import embedded
@@ -27,22 +26,6 @@ from artbp.train.evaluation import Evaluation
 from artbp.train.group import Group
 from artbp.train.options import Options
 from artbp.train.session import Session, StoppedError
-
-UPDATE = "artbp.train.training:Training._reduce"
-
-
-@pytest.fixture(scope="module")
-def text(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return write_text(tmp_path_factory.mktemp("text") / "text.txt")
-
-
-@pytest.fixture(scope="module")
-def alone(text: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The run that nobody stops."""
-    folder = tmp_path_factory.mktemp("alone") / "run"
-    end = train("--corpus", text, *TINY, "--out", folder)
-    assert (end.status, end.err) == (0, "")
-    return folder
 
 
 def test_two_runs_left_alone_are_the_same_bit_for_bit(text, alone, tmp_path):

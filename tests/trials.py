@@ -37,6 +37,7 @@ TINY = (
     *("--epochs", "2", "--log-every", "7", "--device", "cpu"),
 )
 OFTEN = ("--checkpoint-every", "0.02")
+UPDATE = "artbp.train.training:Training._reduce"  # called once for each, where a signal may come
 
 
 def write_text(path: Path, words: int = 120) -> Path:

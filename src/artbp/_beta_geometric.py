@@ -5,9 +5,8 @@ from __future__ import annotations
 import math
 
 import numpy as np
-import numpy.typing as npt
 
-Array = npt.NDArray[np.float64]
+from artbp._law import Array, moment_of_rest
 
 
 def survival(a: float, b: float, n: Array) -> Array:
@@ -17,27 +16,41 @@ def survival(a: float, b: float, n: Array) -> Array:
     return np.where(n <= 0, 1.0, ratio)
 
 
-def mean_in_blocks(a: float, b: float, block: int) -> float:
-    r"""The mean of the length rounded up to a multiple of `block`: block · Σ S(m · block), its tail in closed form.
+def moment_in_blocks(a: float, b: float, block: int, power: int) -> float:
+    r"""The mean (power 1) or the second moment (2) of the length rounded up to blocks, its tail in closed form.
 
-    Having survived N steps, the length goes on with p ~ Beta(a, b+N), and block · Σ (1-p)^(m · block) =
-    block / (1 - (1-p)^block) = 1/p + (block-1)/2 + (block²-1)/12 p + (block²-1)/24 p² - … (Lubbock's formula); where
-    p · block is small a few moments of p are all that is needed, and E[1/p] is the mean that remains.
+    Having survived N steps, the length goes on with p ~ Beta(a, b+N), and passes a block with probability 1-q =
+    (1-p)^block: what remains has the mean block/q and the second moment 2 (block/q)² - block · block/q. Lubbock's
+    formula has block/q = 1/p + (block-1)/2 + (block²-1)/12 p + (block²-1)/24 p² - …; where p · block is small a few
+    moments of p are all that is needed, and those of 1/p, which are of the length that remains.
     """
+    if power >= a:
+        return math.inf
+    if block == 1:
+        terms = 0
+    else:
+        terms, ends = max(1, math.ceil((50 * block * (a + 4) - b) / block)), 1
+        while ends < terms and survival(a, b, np.array(float(ends * block))) > 1e-20:
+            ends *= 2
+        terms = min(terms, ends)
+    passed = survival(a, b, block * np.arange(terms + 1.0))
+    b += terms * block
     k, k2 = block, block**2
-    terms, ends = max(1, math.ceil((50 * k * (a + 4) - b) / k)), 1
-    while ends < terms and survival(a, b, np.array(float(ends * k))) > 1e-20:
-        ends *= 2
-    terms = min(terms, ends)
-    head = survival(a, b, k * np.arange(terms + 1.0))
-    b += terms * k
-    p1 = a / (a + b)
-    p2 = p1 * (a + 1) / (a + b + 1)
-    p3 = p2 * (a + 2) / (a + b + 2)
-    p4 = p3 * (a + 3) / (a + b + 3)
-    rest = (a + b - 1) / (a - 1) + (k - 1) / 2 + (k2 - 1) * (p1 / 12 + p2 / 24)
-    rest -= (k2 - 1) * ((k2 - 19) * p3 / 720 + (k2 - 9) * p4 / 480)
-    return float(k * head[:-1].sum() + head[-1] * rest)
+    series = np.array(
+        [1, (k - 1) / 2, (k2 - 1) / 12, (k2 - 1) / 24, -(k2 - 1) * (k2 - 19) / 720, -(k2 - 1) * (k2 - 9) / 480]
+    )
+    mean = float(series @ _moments(a, b, -1))
+    if power == 1:
+        return moment_of_rest(passed, block, (mean, math.nan), 1)
+    square = float(np.convolve(series, series)[: len(series)] @ _moments(a, b, -2))
+    return moment_of_rest(passed, block, (mean, 2 * square - block * mean), 2)
+
+
+def _moments(a: float, b: float, first: int) -> Array:
+    """E[p^first], E[p^(first+1)], … six of them."""
+    start = math.prod((a + b + j) / (a + j) for j in range(first, 0))
+    j = np.arange(first, first + 5)
+    return start * np.append(1.0, ((a + j) / (a + b + j)).cumprod())
 
 
 def log_gamma_ratio(z: Array, a: float) -> Array:

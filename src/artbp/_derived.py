@@ -9,8 +9,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from artbp._law import Array, Law, ages, check_hazard, elementwise
+from artbp._law import Array, Formula, Law, check_hazard
 from artbp.laws import Fixed, Never
+
+_MANY, _AT_ONCE = 2**23, 2**16  # terms to sum where a closed form would lose digits, or is infinite; and held at once
 
 
 def in_blocks(law: Law, block: int) -> Law:
@@ -35,14 +37,7 @@ def capped(law: Law, cap: int, block: int) -> Law:
     return _Capped(law, cap)
 
 
-class _Derived(Law):
-    """A law made from another one's lengths, given by its table of hazards."""
-
-    def hazard(self, age: Any, *state: Any) -> Any:
-        return elementwise(lambda age: self._hazards(int(np.max(ages(age))))[age.astype(np.int64) - 1], age)
-
-
-class _InBlocks(_Derived):
+class _InBlocks(Formula):
     """A law's lengths, rounded up to a multiple of `block`: all hazard gathers at the blocks' ends."""
 
     def __init__(self, law: Law, block: int) -> None:
@@ -56,33 +51,42 @@ class _InBlocks(_Derived):
         return self.law.unbiased
 
     @property
-    def mean(self) -> float:
-        return self.law._tail(0, self.block)
+    def variance(self) -> float:
+        return self._variance_in_blocks(self.block)
 
-    def _hazards(self, last: int) -> Array:
-        blocks = last // self.block
-        within = 1 - self.law._hazards(blocks * self.block).reshape(blocks, self.block)
-        hazards = np.zeros(last)
-        hazards[self.block - 1 :: self.block] = 1 - within.prod(axis=1)
+    def _at(self, age: Array) -> Array:
+        ends, hazards = age % self.block == 0, np.zeros_like(age)
+        within = self.law._at(age[ends][..., None] - np.arange(self.block))
+        with np.errstate(divide="ignore"):  # of a cut that is certain
+            hazards[ends] = -np.expm1(np.log1p(-within).sum(-1))
         return hazards
 
     def _survival(self, n: Array) -> Array:
         return self.law._survival(np.maximum(n, 0) // self.block * self.block)
 
-    def _tail(self, first: float, block: int) -> float:
-        if block > 1:  # a law in blocks, in blocks again: each place within their common period is a sum of its own
-            period = math.lcm(block, self.block)
-            places = (first + np.arange(0, period, block)) // self.block * self.block
-            return block / period * sum(self.law._tail(float(place), period) for place in places)
+    def _tail(self, first: float, block: int, power: int = 1) -> float:
         ahead = -first % self.block  # steps to the next end of a block
+        if block % self.block == 0 and not ahead:
+            return self.law._tail(first, block, power)
+        if block > 1:  # a law in blocks, in blocks again: each place within their common period is a sum of its own
+            n = math.lcm(block, self.block) // block
+            places = [(first + i * block) // self.block * self.block for i in range(n)]
+            means = [self.law._tail(place, n * block) / n for place in places]
+            if power == 1:
+                return sum(means)
+            squares = sum(self.law._tail(place, n * block, 2) / n for place in places)
+            return squares + block * sum((2 * i + 1 - n) * mean for i, mean in enumerate(means))
         end = first + ahead
-        return self.law._tail(end, self.block) + ahead * float(self.law._survival(np.array(float(end - self.block))))
+        mean, lasting = self.law._tail(end, self.block), float(self.law._survival(np.array(float(end - self.block))))
+        if power == 1:
+            return mean + ahead * lasting
+        return self.law._tail(end, self.block, 2) + 2 * ahead * mean + ahead**2 * lasting
 
     def _sample(self, shape: tuple[int, ...], generator: torch.Generator) -> Tensor:
         return (self.law._sample(shape, generator) + self.block - 1) // self.block * self.block
 
 
-class _Capped(_Derived):
+class _Capped(Formula):
     """A law's lengths up to `cap`, where a certain cut ends them: no link can make up for that one."""
 
     def __init__(self, law: Law, cap: int) -> None:
@@ -107,12 +111,35 @@ class _Capped(_Derived):
     def mean(self) -> float:
         return float(self.law._limited_mean(np.array(float(self.cap))))
 
-    def _hazards(self, last: int) -> Array:
-        inside = self.law._hazards(min(last, self.cap - 1))
-        return np.append(inside, np.ones(last - len(inside)))
+    @property
+    def variance(self) -> float:
+        beyond = self.law._tail(self.cap, 1, 2) if self.cap > _MANY else math.inf
+        if not math.isfinite(beyond):
+            return super().variance
+        # Of what goes on after the first step, less what the cap takes away of it.
+        mean = self.law._tail(1, 1) - (over := self.law._tail(self.cap, 1))
+        return self.law._tail(1, 1, 2) - beyond - 2 * (self.cap - 1) * over - mean**2
+
+    def _at(self, age: Array) -> Array:
+        inside = age < self.cap
+        hazards = np.ones_like(age)
+        hazards[inside] = self.law._at(age[inside])
+        return hazards
 
     def _survival(self, n: Array) -> Array:
         return np.where(n < self.cap, self.law._survival(np.minimum(n, self.cap)), 0.0)
+
+    def _tail(self, first: float, block: int, power: int = 1) -> float:
+        blocks, total = math.ceil(max(0.0, self.cap - first) / block), 0.0
+        if blocks > _MANY:
+            raise ValueError(
+                f"a moment of {self!r} would be a sum of {blocks:,} terms: there is no closed form of it, as without "
+                "the cap it is infinite. Take alpha > 3 for a PowerLaw, or a smaller cap."
+            )
+        for start in range(0, blocks, _AT_ONCE):
+            m = np.arange(float(start), min(start + _AT_ONCE, blocks))
+            total += float(self._survival(first + block * m) @ (2 * m + 1 if power == 2 else np.ones_like(m)))
+        return float(block**power) * total
 
     def _limited_mean(self, n: Array) -> Array:
         return self.law._limited_mean(np.minimum(n, self.cap))

@@ -16,6 +16,7 @@ Array = npt.NDArray[np.float64]
 
 FOREVER = 2**62  # stands for an infinite length where lengths are integers
 _LONGEST_TABLE = 2**22  # a law without closed forms is summed and searched up to this age
+_NEAR_ENOUGH = {1: 1e-9, 2: 1e-6}  # such a law's mean, which losses are divided by, and its second moment
 
 
 class Law(ABC):
@@ -53,11 +54,7 @@ class Law(ABC):
     @property
     def variance(self) -> float:
         """The variance of the length; infinite where it is (memory, not the gradient, is what it makes unsteady)."""
-
-        def head(survival: Array) -> float:
-            return float((2 * np.arange(len(survival)) + 1) @ survival)
-
-        return self._summed("variance", 2, head) - self.mean**2
+        return self._variance_in_blocks(1)
 
     def survival(self, n: Any) -> Any:
         """P(length > n)."""
@@ -97,6 +94,10 @@ class Law(ABC):
 
     _near = 2 * _LONGEST_TABLE  # up to here survivals are summed one by one, and beyond it by `_tail`
 
+    def _at(self, age: Array) -> Array:
+        """The hazard at each of these ages."""
+        return self._hazards(int(age.max(initial=0)))[age.astype(np.int64) - 1]
+
     def _hazards(self, last: int) -> Array:
         """hazard(1..last), checked; each age of a law of the user's is asked for once."""
         if self.needs_state:
@@ -120,8 +121,7 @@ class Law(ABC):
         return survival
 
     def _pmf(self, n: Array) -> Array:
-        hazards = self._hazards(int(n.max(initial=0)))
-        return hazards[n.astype(np.int64) - 1] * self._survival(n - 1)
+        return self._at(n) * self._survival(n - 1)
 
     def _retention(self, lag: Array) -> Array:
         return np.ones_like(lag)
@@ -148,15 +148,48 @@ class Law(ABC):
         lengths = np.searchsorted(spent, budget, side="right") + 1
         return torch.from_numpy(np.asarray(np.where(lengths > last, FOREVER, lengths)))
 
-    def _tail(self, first: float, block: int) -> float:
-        """block · Σ S(first + m · block) over m >= 0; for first = 0 the mean of the length rounded up to blocks."""
-        if first:
+    def _variance_in_blocks(self, block: int) -> float:
+        """Of the length rounded up. The first block is in every length: beyond it no large squares cancel."""
+        return self._tail(block, block, 2) - self._tail(block, block) ** 2
+
+    def _tail(self, first: float, block: int, power: int = 1) -> float:
+        """E[R^power; length > first], R being what then remains of the length, rounded up to blocks; power 1 or 2.
+
+        That is block · Σ S(first + m · block), and block² · Σ (2m+1) S(first + m · block), over m >= 0. It is summed to
+        where it no longer changes; what lies beyond is an integral, of S ~ (R + offset)^-index as in the last octaves.
+        """
+        if first > _LONGEST_TABLE:
             raise self._too_far(int(first))
-
-        def head(survival: Array) -> float:
-            return float(block * survival[::block].sum())
-
-        return self._summed("mean", 1, head, block)
+        total = end = math.nan
+        terms = 1024
+        while 16 * terms * block > _LONGEST_TABLE and terms > 4:
+            terms //= 4
+        while first + (last := terms * block) <= 2 * _LONGEST_TABLE:
+            survival, before = self._survival(first + block * np.arange(terms + 1.0)), total
+            end = float(survival[-1])
+            total = moment_of_rest(survival, block, (0.0, 0.0), power)
+            if end == 0:
+                return total
+            earlier, later = (math.log(survival[i] / survival[2 * i]) for i in (terms // 4, terms // 2))
+            index = (2 * later - earlier) / math.log(2)
+            if index > power:  # Euler and Maclaurin's sum, its first two corrections with it
+                far = last * (1 + (later - earlier) / index)  # with the offset
+                whole, slope = far / (index - 1), index / far
+                if power == 1:
+                    total += end * (whole + block / 2 + block**2 / 12 * slope)
+                else:
+                    whole = 2 * far**2 / (index - 2) - (2 * (far - last) - block) * whole
+                    total += end * (whole + (block / 2 + block**2 / 12 * slope) * (2 * last + block) - block**2 / 6)
+            if abs(total - before) <= _NEAR_ENOUGH[power] * total and index > power:
+                return total
+            terms *= 4
+        moment, blocks = ("mean", "variance")[power - 1], f" in blocks of {block}"
+        formula = f"Define `{moment}` on the law as a property, from its formula."
+        raise ValueError(
+            f"the {moment} of {self!r}{blocks if block > 1 else ''} cannot be summed: after {last // 4:,} steps a "
+            f"segment still goes on with probability {end:.2g}, too slowly less. "
+            f"{'Use smaller blocks, or a law with closed forms, such as PowerLaw.' if block > 1 else formula}"
+        )
 
     def _too_far(self, last: int) -> ValueError:
         return ValueError(
@@ -164,28 +197,18 @@ class Law(ABC):
             f"{2 * _LONGEST_TABLE:,}. Override _survival, or use PowerLaw or Tabulated, which have one."
         )
 
-    def _summed(self, moment: str, power: int, head: Callable[[Array], float], block: int = 1) -> float:
-        """A sum over the survival, of order n^(power-1) · S(n), to where it no longer changes.
 
-        What lies beyond the last age is an integral, of S(n) ~ n^-index with the index of the last octave.
-        """
-        total, last = math.nan, 1024 * block
-        while last <= _LONGEST_TABLE:
-            survival = self._survival(np.arange(last + 1.0))
-            end, before = float(survival[-1]), total
-            total = head(survival[:-1])
-            if end == 0:
-                return total
-            index = math.log2(survival[last // 2] / end)
-            if index > power:
-                total += end * (power * last**power / (index - power) + last ** (power - 1) * block / 2)
-            if abs(total - before) <= 1e-9 * total and index > power:
-                return total
-            last *= 4
-        raise ValueError(
-            f"the {moment} of {self!r} cannot be summed: after {last // 4:,} steps a segment still goes on with "
-            f"probability {end:.2g}, too slowly less. Define `{moment}` on the law as a property, from its formula."
-        )
+class Formula(Law):
+    """A law whose hazard is known for an array of ages at once, however large: by `_at`."""
+
+    @abstractmethod
+    def _at(self, age: Array) -> Array: ...
+
+    def hazard(self, age: Any, *state: Any) -> Any:
+        return elementwise(lambda age: self._at(ages(age)), age)
+
+    def _hazards(self, last: int) -> Array:
+        return self._at(np.arange(1.0, last + 1))
 
 
 class _Foreign(Law):
@@ -300,6 +323,19 @@ def ages(age: Array) -> Array:
             "Pass ages of at least 1."
         )
     return age
+
+
+def moment_of_rest(survival: Array, block: int, rest: tuple[float, float], power: int) -> float:
+    """E[R^power; R > 0] of what remains, R, in blocks.
+
+    From the chances that 0, 1, … M blocks are passed, and the mean and the second moment of what remains beyond the
+    last of them.
+    """
+    M = len(survival) - 1
+    head, end = survival[:-1], float(survival[-1])
+    if power == 1:
+        return float(block * head.sum() + end * rest[0])
+    return float(block**2 * ((2 * np.arange(M) + 1) @ head) + end * (rest[1] + 2 * M * block * rest[0]))
 
 
 def geometric(rate: Tensor, generator: torch.Generator) -> Tensor:

@@ -30,21 +30,20 @@ from __future__ import annotations
 import math
 import warnings
 from collections.abc import Sequence
-from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from artbp._beta_geometric import mean_in_blocks, survival
+from artbp._beta_geometric import moment_in_blocks, survival
 from artbp._law import (
     FOREVER,
     Array,
+    Formula,
     Law,
-    ages,
     check_hazard,
-    elementwise,
     geometric,
+    moment_of_rest,
     positive_integer,
     real,
     written,
@@ -55,7 +54,7 @@ __all__ = ["Fixed", "Geometric", "Law", "Never", "PowerLaw", "Tabulated"]
 _FEW = 4096  # survivals to sum where there is a closed form: it is for the many, and loses digits on the few
 
 
-class Never(Law):
+class Never(Formula):
     """No cut ever: all links one, which is backpropagation through time.
 
     Example:
@@ -71,17 +70,11 @@ class Never(Law):
     def variance(self) -> float:
         return math.nan  # of a length that is infinite with certainty
 
-    def hazard(self, age: Any) -> Any:
-        return elementwise(lambda age: np.zeros_like(ages(age)), age)
-
-    def _hazards(self, last: int) -> Array:
-        return np.zeros(last)
+    def _at(self, age: Array) -> Array:
+        return np.zeros_like(age)
 
     def _survival(self, n: Array) -> Array:
         return np.ones_like(n)
-
-    def _pmf(self, n: Array) -> Array:
-        return np.zeros_like(n)
 
     def _sample(self, shape: tuple[int, ...], generator: torch.Generator) -> Tensor:
         return torch.full(shape, FOREVER)
@@ -90,7 +83,7 @@ class Never(Law):
         return np.maximum(n, 0)
 
 
-class Fixed(Law):
+class Fixed(Formula):
     """A cut every `length` steps: truncated backpropagation. Its hazard is 0 and then one, so it is biased.
 
     Example:
@@ -113,9 +106,6 @@ class Fixed(Law):
     def variance(self) -> float:
         return 0.0
 
-    def hazard(self, age: Any) -> Any:
-        return elementwise(lambda age: (ages(age) >= self.length).astype(np.float64), age)
-
     def links(self, length: int) -> Tensor:
         if positive_integer(length, "links(length)") > self.length:
             raise ValueError(
@@ -124,14 +114,11 @@ class Fixed(Law):
             )
         return super().links(length)
 
-    def _hazards(self, last: int) -> Array:
-        return (np.arange(1, last + 1) >= self.length).astype(np.float64)
+    def _at(self, age: Array) -> Array:
+        return (age >= self.length).astype(np.float64)
 
     def _survival(self, n: Array) -> Array:
         return (n < self.length).astype(np.float64)
-
-    def _pmf(self, n: Array) -> Array:
-        return np.asarray(n == self.length, dtype=np.float64)
 
     def _retention(self, lag: Array) -> Array:
         kept: Array = (1 - lag / self.length).clip(0.0, 1.0)
@@ -147,7 +134,7 @@ class Fixed(Law):
         return f"Fixed({self.length})"
 
 
-class Geometric(Law):
+class Geometric(Formula):
     """A cut with the same probability 1/mean after every step.
 
     The paper's first idea, and its counterexample: the links multiply to (1-1/mean)^-j, exponentially in the age, so
@@ -181,27 +168,21 @@ class Geometric(Law):
     def variance(self) -> float:
         return self.mean * (self.mean - 1)
 
-    def hazard(self, age: Any) -> Any:
-        return elementwise(lambda age: np.full_like(ages(age), 1 / self.mean), age)
-
-    def _hazards(self, last: int) -> Array:
-        return np.full(last, 1 / self.mean)
+    def _at(self, age: Array) -> Array:
+        return np.full_like(age, 1 / self.mean)
 
     def _survival(self, n: Array) -> Array:
         survival: Array = np.exp(np.maximum(n, 0) * math.log1p(-1 / self.mean))
         return survival
 
-    def _pmf(self, n: Array) -> Array:
-        return self._survival(n - 1) / self.mean
-
     def _sample(self, shape: tuple[int, ...], generator: torch.Generator) -> Tensor:
         return geometric(torch.full(shape, -math.log1p(-1 / self.mean), dtype=torch.float64), generator)
 
-    def _tail(self, first: float, block: int) -> float:
-        return float(self._survival(np.array(float(first)))) * _geometric_tail(1 / self.mean, block)
+    def _tail(self, first: float, block: int, power: int = 1) -> float:
+        return moment_of_rest(self._survival(np.array([float(first)])), block, _geometric(1 / self.mean, block), power)
 
 
-class PowerLaw(Law):
+class PowerLaw(Formula):
     r"""The paper's law: lengths that decay like length^-alpha, around the mean L0.
 
     .. math:: c(a) = \frac{\alpha - 1}{(\alpha - 2) L_0 + a}
@@ -264,17 +245,11 @@ class PowerLaw(Law):
             return math.inf
         return a * b * (a + b - 1) / ((a - 1) ** 2 * (a - 2))
 
-    def hazard(self, age: Any) -> Any:
-        return elementwise(lambda age: self._a / (self._origin + ages(age)), age)
-
-    def _hazards(self, last: int) -> Array:
-        return self._a / (self._origin + np.arange(1.0, last + 1))
+    def _at(self, age: Array) -> Array:
+        return self._a / (self._origin + age)
 
     def _survival(self, n: Array) -> Array:
         return survival(self._a, self._b, n)
-
-    def _pmf(self, n: Array) -> Array:
-        return self._a / (self._origin + n) * self._survival(n - 1)
 
     def _sample(self, shape: tuple[int, ...], generator: torch.Generator) -> Tensor:
         # p = x/(x+y) with x ~ Gamma(a), y ~ Gamma(b): then -log(1-p) = log(1 + x/y), exact for the smallest p.
@@ -282,14 +257,13 @@ class PowerLaw(Law):
         x, y = torch._standard_gamma(shapes, generator=generator).unbind(-1)
         return geometric(torch.log1p(x / y), generator)
 
-    def _tail(self, first: float, block: int) -> float:
+    def _tail(self, first: float, block: int, power: int = 1) -> float:
         # What has lasted `first` steps goes on with p ~ Beta(a, b + first).
-        b = self._b + first
-        rest = (self._origin + first) / (self.alpha - 2) if block == 1 else mean_in_blocks(self._a, b, block)
+        rest = moment_in_blocks(self._a, self._b + first, block, power)
         return float(self._survival(np.array(float(first)))) * rest
 
 
-class Tabulated(Law):
+class Tabulated(Formula):
     """Hazards from a table, age 1 first; the last one repeats, so it must be above 0 for segments to end.
 
     Example:
@@ -316,23 +290,9 @@ class Tabulated(Law):
                 " 0."
             )
 
-    @property
-    def variance(self) -> float:
-        # E[length²] = Σ (2n+1) S(n); beyond the table S is geometric.
-        last, c = len(self.hazards), self.hazards[-1]
-        head = self._survival(np.arange(last + 1.0))
-        tail = head[-1] * (2 * (1 - c) / c**2 + (2 * last + 1) / c)
-        return float((2 * np.arange(last) + 1) @ head[:-1] + tail - self.mean**2)
-
-    def hazard(self, age: Any) -> Any:
-        return elementwise(lambda age: self._at(ages(age)), age)
-
     def _at(self, age: Array) -> Array:
         at: Array = np.asarray(self.hazards)[np.minimum(age, len(self.hazards)).astype(np.int64) - 1]
         return at
-
-    def _hazards(self, last: int) -> Array:
-        return self._at(np.arange(1.0, last + 1))
 
     def _survival(self, n: Array) -> Array:
         last, n = len(self.hazards), np.maximum(n, 0)
@@ -341,21 +301,19 @@ class Tabulated(Law):
         survival: Array = np.exp(log_survival[np.minimum(n, last).astype(np.int64)] + beyond)
         return survival
 
-    def _pmf(self, n: Array) -> Array:
-        return self._at(n) * self._survival(n - 1)
-
     def _sample(self, shape: tuple[int, ...], generator: torch.Generator) -> Tensor:
         budget = torch.empty(shape, dtype=torch.float64).exponential_(generator=generator)
         spent = -torch.log1p(-torch.tensor(self.hazards, dtype=torch.float64)).cumsum(0)
         beyond = ((budget - spent[-1]) / -math.log1p(-self.hazards[-1])).floor().clamp(0, FOREVER)
         return torch.searchsorted(spent, budget, right=True) + 1 + beyond.long()
 
-    def _tail(self, first: float, block: int) -> float:
+    def _tail(self, first: float, block: int, power: int = 1) -> float:
         blocks = max(0, math.ceil((len(self.hazards) - first) / block))
-        head = self._survival(first + block * np.arange(blocks + 1.0))
-        return float(block * head[:-1].sum() + head[-1] * _geometric_tail(self.hazards[-1], block))
+        survival = self._survival(first + block * np.arange(blocks + 1.0))
+        return moment_of_rest(survival, block, _geometric(self.hazards[-1], block), power)
 
 
-def _geometric_tail(hazard: float, block: int) -> float:
-    """block · Σ (1 - hazard)^(m · block) over m >= 0."""
-    return -block / math.expm1(block * math.log1p(-hazard))
+def _geometric(hazard: float, block: int) -> tuple[float, float]:
+    """The mean and the second moment of a geometric length rounded up to blocks."""
+    cut = -math.expm1(block * math.log1p(-hazard))  # within a block
+    return block / cut, block**2 * (2 - cut) / cut**2

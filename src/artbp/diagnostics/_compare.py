@@ -15,11 +15,13 @@ from artbp._law import positive_integer
 from artbp._step import Step
 from artbp.diagnostics._moments import Moments
 from artbp.diagnostics._peak import peak
-from artbp.diagnostics._report import Report, table
+from artbp.diagnostics._report import Report, brief, table
 from artbp.diagnostics._subject import Subject, cosine, ratio
 from artbp.estimators import RTRL, Estimator
 from artbp.estimators._segments import Segments
 from artbp.laws import Fixed, Never
+
+LEGEND = "Noise: standard deviation. Equal time: error of as many draws as take an exact gradient's time."
 
 
 @dataclass
@@ -74,7 +76,8 @@ class Comparison(Report):
     rows: list[Measured]
 
     def __str__(self) -> str:
-        header = ["estimator", "bias", "± noise", "cosine", "one draw", "deviation", "error", "at equal time"]
+        above = [("", 1), ("mean of draws", 3), ("one draw", 3), ("equal", 1), ("µs a", 1), ("", 1)]
+        header = ["estimator", "bias", "noise", "cosine", "cosine", "noise", "error", "time", "step", "KiB"]
         lines = [
             [
                 *(row.estimator, row.bias, row.bias_error, row.cosine, row.draw_cosine, row.deviation, row.error),
@@ -82,10 +85,9 @@ class Comparison(Report):
             ]
             for row in self.rows
         ]
-        title = (
-            f"{self.steps} steps, {self.parameters:,} parameters; relative to the exact gradient, {self.exact_norm:.4g}"
-        )
-        return f"{title}\n{table(lines, [*header, 'µs/step', 'KiB'])}"
+        parameters = f"{self.parameters:,} parameter{'s' if self.parameters != 1 else ''}"
+        title = f"{self.steps} steps, {parameters}; relative to the exact gradient, {self.exact_norm:.4g}"
+        return f"{title}\n{table(lines, header, above, brief)}\n{LEGEND}"
 
 
 def compare(

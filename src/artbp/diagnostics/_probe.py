@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from artbp._law import positive_integer
 from artbp._step import Step
 from artbp.diagnostics._adjoints import OneStep, states_of, vector
 from artbp.diagnostics._report import Report
@@ -43,9 +44,10 @@ class Probe(Report):
         cosine: for each length, the cosine of truncated BPTT with the exact gradient.
         wrong_sign: whether truncated BPTT(L) points against the exact gradient.
         truncation_noise: standard deviation under the law's links, by the exact variance identity.
-        truncation_noise_error: its standard error.
+        truncation_noise_error: its standard error, or less: that of as many independent samples.
         data_noise: standard deviation of the window's exact gradient over data like it, from the spread of its parts.
-        noise_by_alpha: the truncation noise of PowerLaw(mean=L, alpha) for other alpha.
+        noise_by_alpha: the truncation noise of PowerLaw(mean=L, alpha) for other alpha, from the same samples. Each is
+            as uncertain as `truncation_noise`; which is the least, and is advised, is much less so.
         advice: one sentence.
     """
 
@@ -83,7 +85,7 @@ def probe(
         inputs: tensors (T, …) in any tree: a window of several times the law's mean, from where training stands.
         state: where the window begins; what lies before it is out of sight.
         law: an unbiased law, or a :class:`artbp.Truncation`.
-        samples: pairs of an edge and a beginning for each variance.
+        samples: pairs of an edge and a beginning, the same for every law that is weighed.
         alphas: of the power laws of the same mean that are weighed too.
         seed: of the samples.
 
@@ -117,12 +119,10 @@ def probe(
     exact, size = refuse_overflow(sweep.exact), float(sweep.exact.norm())
     truncated = {L: subject.gradient(TruncatedBPTT(L)) for L in sweep.lengths if L < T}
     crossing = Crossing(subject, states, sweep.crossing)
-    noise, noise_error, _ = crossing.variance(cut, samples, seed)
-    by_alpha = {
-        alpha: ratio(math.sqrt(crossing.variance(Truncation(PowerLaw(length, alpha)), samples, seed)[0]), size)
-        for alpha in alphas
-        if length > 1
-    }
+    powers = {alpha: Truncation(PowerLaw(length, alpha)) for alpha in alphas if length > 1}
+    samples = positive_integer(samples, "probe(samples)")
+    (noise, noise_error), *others = crossing.variances([cut, *powers.values()], samples, seed)
+    by_alpha = {alpha: ratio(math.sqrt(other[0]), size) for alpha, other in zip(powers, others, strict=True)}
     deviation = math.sqrt(noise)
     rate, rate_error, fades = sweep.fading()
     report = Probe(

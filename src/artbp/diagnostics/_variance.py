@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from artbp import _tree
-from artbp._law import fresh_generator, positive_integer
+from artbp._law import Array, fresh_generator, positive_integer
 from artbp._step import Step
 from artbp.diagnostics._adjoints import crossings, states_of
 from artbp.diagnostics._report import Report
@@ -123,17 +123,46 @@ class Crossing:
     def all_pairs(self, cut: Truncation) -> Iterator[tuple[float, int, int]]:
         """(weight, edge u, beginning b): the chance of that beginning times c/(1-c)."""
         T = self.subject.T
-        survival, pmf = cut.law.survival(np.arange(T)), cut.law.pmf(np.arange(T + 1))
-        renewal = np.zeros(T)
-        renewal[0] = 1.0
-        for m in range(1, T):
-            renewal[m] = renewal[:m] @ pmf[m:0:-1]
+        renewal, survival = self.beginnings(cut)
         for u in range(1, T):
             for b in range(u):
                 c = float(cut.law.hazard(u - b))
                 weight = float(renewal[b] * survival[u - b - 1]) * c / (1 - c)
                 if weight:
                     yield weight, u, b
+
+    def beginnings(self, cut: Truncation) -> tuple[Array, Array]:
+        """The chance that a segment begins with step b, and the chance that it lasts for so many steps, both (T,)."""
+        T = self.subject.T
+        pmf = cut.law.pmf(np.arange(T + 1))
+        renewal = np.zeros(T)
+        renewal[0] = 1.0
+        for m in range(1, T):
+            renewal[m] = renewal[:m] @ pmf[m:0:-1]
+        return renewal, cut.law.survival(np.arange(T))
+
+    def variances(self, cuts: list[Truncation], samples: int, seed: int | None) -> list[tuple[float, float]]:
+        """(variance, its standard error) of several laws from the same pairs, which tells them apart far sooner.
+
+        The pairs are those of a law taken at random, weighed by the mixture of all (Veach and Guibas's balance
+        heuristic), at edges and ages that are spread evenly, by a Latin hypercube: the error is no larger than if they
+        were independent, which is what is returned.
+        """
+        steps, generator = self.subject.T - 1, fresh_generator(seed)
+        beginnings = [self.beginnings(cut) for cut in cuts]
+        offsets = torch.rand(samples, 2, generator=generator).tolist()
+        values = np.zeros((len(cuts), samples))
+        for i, place in enumerate(torch.randperm(samples, generator=generator).tolist()):
+            u = 1 + int(steps * (place + offsets[i][0]) / samples)
+            own = np.stack([renewal[u - 1 :: -1] * survival[:u] for renewal, survival in beginnings])  # (laws, ages)
+            mixed = own.mean(0).cumsum()
+            age = min(int(np.searchsorted(mixed, mixed[-1] * (i + offsets[i][1]) / samples, side="right")) + 1, u)
+            for law, cut in enumerate(cuts):
+                c = float(cut.law.hazard(age))
+                weight = steps * own[law, age - 1] / own[:, age - 1].mean() * c / (1 - c)
+                values[law, i] = weight * self.square(cut, u, u - age) if weight else 0.0
+        errors = values.std(1, ddof=1) / math.sqrt(samples) if samples > 1 else np.full(len(cuts), math.nan)
+        return list(zip(values.mean(1).tolist(), errors.tolist(), strict=True))
 
     def drawn_pairs(self, cut: Truncation, samples: int, seed: int | None) -> Iterator[tuple[float, int, int]]:
         """Each from links of its own, at an edge taken at random: independent."""

@@ -70,6 +70,7 @@ class Forward(Estimator):
                     "nothing: the leaves of the step's own graph are found."
                 )
         self.generator = generator if generator is not None else fresh_generator(seed)
+        self.copied = False  # whether this is a copy that has not run yet
         self.reset()
 
     def __repr__(self) -> str:
@@ -137,13 +138,22 @@ class Forward(Estimator):
     def __getstate__(self) -> dict[str, Any]:
         """A copy remembers no parameters that it found, whose own copies no step would use: it finds them anew."""
         self._refuse_late()
-        return {**self.__dict__, "parameters": []}
+        return {**self.__dict__, "parameters": [], "copied": True}
 
     def _refuse_late(self) -> None:
         if self.late:
             raise RuntimeError(
                 f"{self!r} met its parameters in several steps, some later than others: whoever goes on from a copy or "
                 "a saved state could not tell which influence is whose. Name them, parameters=list(model.parameters())."
+            )
+
+    def _refuse_orphans(self, found: set[int]) -> None:
+        """A copy of the parameters that were given belongs to no model, unless that was copied with them."""
+        if self.copied and self.given is not None and found.isdisjoint(map(id, self.given)):
+            raise RuntimeError(
+                f"this {self!r} is a copy, and so are the parameters it was given: the step uses none of them, and no "
+                "gradient would reach the model. Copy both together, copy.deepcopy((model, estimator)), or build a new "
+                "one with parameters=list(model.parameters()) and load the other's state_dict()."
             )
 
     @abstractmethod
@@ -198,7 +208,12 @@ class Forward(Estimator):
     def _found(self, roots: list[Tensor], before: list[Tensor]) -> list[Tensor]:
         """The parameters, those of earlier steps first: an influence is at the same place for good."""
         own = {id(leaf) for leaf in before}
-        now = self.given if self.given is not None else [leaf for leaf in leaves_of(roots) if id(leaf) not in own]
+        now = self.given
+        if now is None or self.copied:
+            found = [leaf for leaf in leaves_of(roots) if id(leaf) not in own]
+            self._refuse_orphans({id(leaf) for leaf in found})
+            self.copied = False
+            now = found if now is None else now
         known = {id(leaf) for leaf in self.parameters}
         parameters = self.parameters + [leaf for leaf in now if id(leaf) not in known]
         if not parameters:

@@ -24,31 +24,31 @@ class Options:
 
     subject: Annotated[str, tyro.conf.Positional] = "influence-balancing"
     """influence-balancing; lstm, gru or rnn, forecasting a chaotic series; or module:function, for a function that
-    returns (step, inputs, state)."""
+    returns (step, inputs, state)"""
     steps: int = 300
-    """Length of the sequence."""
+    """length of the sequence"""
     units: int = 16
-    """Of the cell."""
+    """of the cell"""
     training: int = 100
-    """Updates before the gradient is looked at, of 50 steps each."""
+    """updates before the gradient is looked at, of 50 steps each"""
     lengths: tuple[int, ...] = (5, 10, 20, 50, 100, 150)
-    """Of truncated BPTT."""
+    """of truncated BPTT"""
     mean: float = 16
-    """Mean length of ARTBP's segments in the table."""
+    """mean length of ARTBP's segments in the table"""
     alphas: tuple[float, ...] = (4, 6, 10)
-    """Exponents of ARTBP's law."""
+    """exponents of ARTBP's law"""
     draws: int = 30
-    """Gradients of each random estimator, two or more."""
+    """gradients of each random estimator, two or more"""
     samples: int = 100
-    """Pairs of an edge and a beginning for each variance in the figure, two or more."""
+    """pairs of an edge and a beginning for each variance in the figure, two or more"""
     equal_memory: bool = False
-    """Give truncated BPTT and ARTBP the memory that UORO takes, and measure online."""
+    """give truncated BPTT and ARTBP the memory that UORO takes, and measure online"""
     seed: int = 0
-    """Of the model and of all draws."""
+    """of the model and of all draws"""
     out: Path = Path("runs/compare")
-    """Where data and figures go."""
+    """where data and figures go"""
     overwrite: bool = False
-    """Lose what another comparison has left there."""
+    """lose what another comparison has left there"""
 
     def config(self) -> dict[str, Any]:
         """All that the results depend on, as it stands in config.json."""

@@ -23,17 +23,17 @@ class Options:
     """Draws lengths of segments, and holds them against the law's closed forms."""
 
     mean: float = 50
-    """L0, the mean length."""
+    """L0, the mean length"""
     alphas: tuple[float, ...] = (4, 6, 10)
-    """The exponents."""
+    """the exponents"""
     draws: int = 100_000
-    """Lengths of each law."""
+    """lengths of each law"""
     seed: int = 0
-    """Of the draws."""
+    """of the draws"""
     out: Path = Path("runs/lengths")
-    """Where data and figures go."""
+    """where data and figures go"""
     overwrite: bool = False
-    """Lose what other lengths have left there."""
+    """lose what other lengths have left there"""
 
     def config(self) -> dict[str, Any]:
         """All that the results depend on, as it stands in config.json."""

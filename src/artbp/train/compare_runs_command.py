@@ -17,7 +17,7 @@ from artbp._folder import FolderError
 class Options:
     """Put runs side by side: runs that differ in their seed alone are one arm."""
 
-    runs: Annotated[tuple[Path, ...], tyro.conf.Positional]
+    runs: Annotated[tuple[Path, ...], tyro.conf.Positional, tyro.conf.arg(help_behavior_hint="")]
     """what `artbp train` was told to write with --out; the first one is what the others are held against"""
     unfinished: bool = False
     """take runs that are still going, or were stopped, as they stand"""
