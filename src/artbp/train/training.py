@@ -24,6 +24,9 @@ _OPTIMIZERS = {
     "sgd": torch.optim.SGD,
     "rmsprop": torch.optim.RMSprop,
 }
+# Steps that go through the model at once on a CPU, more or less. What a kernel needs beside its tensors grows with
+# them, to several times their size, and pieces of one size find the memory of the piece before.
+_PIECE = 64
 
 
 class Update(NamedTuple):
@@ -77,6 +80,9 @@ class Training:
         self.epoch = self.update = self.steps = 0
         self.state = self.model.initial_state(self.stream.lanes)
         self.asked = torch.zeros(2)  # to stop, and for a checkpoint: what this process says with its next gradient
+        # A weight's dropout is one for a whole window; on a GPU a call costs more than memory does.
+        whole = device.type != "cpu" or options.weight_dropout > 0
+        self._piece = self.stream.steps if whole else _PIECE
         self._forward: Any = torch.compile(self.model, dynamic=True) if options.compile else self.model
 
     def updates(self) -> Iterator[Update]:
@@ -100,7 +106,21 @@ class Training:
 
     def step(self, inputs: tuple[Tensor, Tensor], state: Any, links: Tensor | None) -> tuple[Tensor, Any]:
         """The protocol of :func:`artbp.backprop`: (the scaled loss of some steps, the state after them)."""
-        characters, targets = inputs  # (T, B)
+        parts = []
+        steps = len(inputs[0])
+        starts = range(
+            0, max(1, steps - self._piece // 2), self._piece
+        )  # the last piece may be half as long, or half more
+        for first, last in zip(starts, [*starts[1:], steps], strict=True):
+            rows = slice(first, last)
+            characters, targets = (symbols[rows] for symbols in inputs)
+            part, state = self._go(characters, targets, state, None if links is None else links[rows])
+            parts.append(part)
+        loss = parts[0] if len(parts) == 1 else torch.stack(parts).sum()
+        return loss / self.normaliser, state
+
+    def _go(self, characters: Tensor, targets: Tensor, state: Any, links: Tensor | None) -> tuple[Tensor, Any]:
+        """(the summed loss of some steps in nats, the state after them), for symbols (T, B)."""
         if not torch.is_grad_enabled() and not self.options.compile:
             # The way to a later window: it wants the state alone. (Compiled, dropout would be drawn in another way.)
             with self.autocast():
@@ -108,8 +128,7 @@ class Training:
             return torch.zeros((), device=characters.device), state
         with self.autocast():
             logits, state = self._forward(characters, state, links)  # (T, B, V)
-        loss = losses(logits, targets, "sum")
-        return loss / self.normaliser, state
+        return losses(logits, targets, "sum"), state
 
     def autocast(self) -> AbstractContextManager[Any]:
         """What bf16 is computed under."""
