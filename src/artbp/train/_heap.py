@@ -23,4 +23,5 @@ def keep_freed_memory() -> bool:
     mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
     if mallopt is None:  # musl
         return False
-    return mallopt(_MMAP_THRESHOLD, _LARGEST) == 1 == mallopt(_TRIM_THRESHOLD, _LARGEST)
+    done: list[int] = [mallopt(what, _LARGEST) for what in (_MMAP_THRESHOLD, _TRIM_THRESHOLD)]
+    return all(done)

@@ -106,11 +106,9 @@ class Training:
 
     def step(self, inputs: tuple[Tensor, Tensor], state: Any, links: Tensor | None) -> tuple[Tensor, Any]:
         """The protocol of :func:`artbp.backprop`: (the scaled loss of some steps, the state after them)."""
-        parts = []
-        steps = len(inputs[0])
-        starts = range(
-            0, max(1, steps - self._piece // 2), self._piece
-        )  # the last piece may be half as long, or half more
+        parts, steps = [], len(inputs[0])
+        # The last piece is between half and one and a half of the others: a very short one would cost like a long one.
+        starts = range(0, max(1, steps - self._piece // 2), self._piece)
         for first, last in zip(starts, [*starts[1:], steps], strict=True):
             rows = slice(first, last)
             characters, targets = (symbols[rows] for symbols in inputs)
