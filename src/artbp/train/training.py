@@ -69,6 +69,7 @@ class Training:
             layer_norm=options.layer_norm,
             forget_bias=options.forget_bias,
         ).to(device, torch.float64 if options.precision == "float64" else torch.float32)
+        self.parameters = list(self.model.parameters())
         self._draw_apart(0)
         part = (group.rank, group.size)
         self.stream = Lanes(corpus.splits["train"], options.lanes, part=part, device=device)
@@ -139,17 +140,16 @@ class Training:
         asked, self.asked = self.asked, torch.zeros(2)
         if self.group.size == 1:
             return loss, asked
-        parameters = list(self.model.parameters())
-        parts = [torch.zeros_like(p) if p.grad is None else p.grad for p in parameters]
+        parts = [torch.zeros_like(p) if p.grad is None else p.grad for p in self.parameters]
         bucket = torch.cat([*(part.flatten() for part in parts), loss.reshape(1), asked.to(loss.device)])
         self.group.sum(bucket)
-        *gradients, loss, asked = torch.split(bucket, [*(p.numel() for p in parameters), 1, 2])
-        for parameter, gradient in zip(parameters, gradients, strict=True):
+        *gradients, loss, asked = torch.split(bucket, [*(p.numel() for p in self.parameters), 1, 2])
+        for parameter, gradient in zip(self.parameters, gradients, strict=True):
             parameter.grad = gradient.view_as(parameter)
         return loss[0], asked
 
     def _clip(self) -> Tensor:
-        gradients = [p.grad for p in self.model.parameters() if p.grad is not None]
+        gradients = [p.grad for p in self.parameters if p.grad is not None]
         norm = torch.nn.utils.get_total_norm(gradients)
         if self.options.clip is not None:
             torch._foreach_mul_(gradients, (self.options.clip / (norm + 1e-6)).clamp(max=1.0))
