@@ -21,6 +21,7 @@ import resource
 import statistics
 import time
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -105,9 +106,10 @@ def elsewhere(options: Options, steps: int) -> Iterator[tuple[float, float]]:
 
 def _apart(pipe: Any, options: Options, steps: int) -> None:
     timer = slices(by_hand(embedded(), options, torch.device("cpu")), steps, lambda: None)
-    while True:
-        pipe.recv()
-        pipe.send(next(timer))
+    with suppress(EOFError):  # once the benchmark is over
+        while True:
+            pipe.recv()
+            pipe.send(next(timer))
 
 
 def main() -> None:
