@@ -5,15 +5,23 @@
 Each variant goes on over the embedded text by slices of the same number of steps, in turn, so that whatever else the
 machine does meets all of them; a variant's speed is its median over the slices, evaluations in none. The first row of
 all is the hand-written loop, the others are ratios to it: characters per second, above one is faster.
+
+All of them run in this process, which keeps freed memory as `artbp train` does: the loop by hand gets that, too. Two
+more rows say what it gains, and what random lengths cost: the same loop in a process of its own, with the C library's
+habits, and the same loop over the lengths that ARTBP draws, uncompensated.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import math
+import multiprocessing
+import resource
 import statistics
 import time
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -22,15 +30,16 @@ import torch.nn.functional as F
 from environment import environment
 from torch import nn
 
+from artbp import PowerLaw, Truncation
 from artbp.diagnostics._peak import peak
+from artbp.train._heap import keep_freed_memory
 from artbp.train.corpus import embedded
 from artbp.train.devices import choose
 from artbp.train.group import Group
 from artbp.train.options import Options
 from artbp.train.training import Training
 
-VARIANTS = {
-    "by hand": None,
+VARIANTS: dict[str, dict[str, Any]] = {
     "tbptt": {"method": "tbptt", "window": 0},
     "artbp": {"method": "artbp", "window": 0},
     "artbp, window 64": {"method": "artbp", "window": 64},
@@ -38,7 +47,7 @@ VARIANTS = {
 }
 
 
-def by_hand(corpus: Any, options: Options, device: torch.device) -> Iterator[int]:
+def by_hand(corpus: Any, options: Options, device: torch.device, *, random: bool = False) -> Iterator[int]:
     """The bare loop, endless; yields the steps of each update."""
     symbols = len(corpus.vocabulary)
     recurrent = nn.LSTM(symbols, options.hidden).to(device)
@@ -48,17 +57,20 @@ def by_hand(corpus: Any, options: Options, device: torch.device) -> Iterator[int
     steps = (len(text) - 1) // options.lanes
     x = text[: steps * options.lanes].view(options.lanes, steps).t().contiguous().to(device)
     y = text[1 : steps * options.lanes + 1].view(options.lanes, steps).t().contiguous().to(device)
+    cut = Truncation(PowerLaw(mean=options.mean, alpha=options.alpha), seed=options.seed)
     while True:
-        state = None
-        for start in range(0, steps - options.length + 1, options.length):
-            rows = slice(start, start + options.length)
+        state, start = None, 0
+        while start < steps:
+            length = len(cut.segment(steps - start)) if random else min(options.length, steps - start)
+            rows = slice(start, start + length)
             output, state = recurrent(F.one_hot(x[rows], symbols).float(), state)
             state = tuple(leaf.detach() for leaf in state)
             loss = F.cross_entropy(decoder(output).flatten(0, 1), y[rows].flatten(), reduction="sum")
             optimizer.zero_grad()
             (loss / (options.length * options.lanes)).backward()
             optimizer.step()
-            yield options.length
+            start += length
+            yield length
 
 
 def trained(corpus: Any, options: Options, device: torch.device) -> Iterator[int]:
@@ -68,14 +80,36 @@ def trained(corpus: Any, options: Options, device: torch.device) -> Iterator[int
             yield update.steps
 
 
-def slices(updates: Iterator[int], steps: int, synchronise: Callable[[], None]) -> Iterator[float]:
-    """Seconds a step of at least `steps` steps, again and again."""
+def slices(updates: Iterator[int], steps: int, synchronise: Callable[[], None]) -> Iterator[tuple[float, float]]:
+    """(seconds, page faults) a step, of at least `steps` steps, again and again."""
     while True:
-        done, start = 0, time.perf_counter()
+        done, start, faults = 0, time.perf_counter(), _page_faults()
         while done < steps:
             done += next(updates)
         synchronise()
-        yield (time.perf_counter() - start) / done
+        yield (time.perf_counter() - start) / done, (_page_faults() - faults) / done
+
+
+def _page_faults() -> int:
+    return resource.getrusage(resource.RUSAGE_SELF).ru_minflt
+
+
+def elsewhere(options: Options, steps: int) -> Iterator[tuple[float, float]]:
+    """The slices of the loop by hand in a process of its own, whose memory nobody has seen to; on the CPU."""
+    ours, theirs = multiprocessing.get_context("spawn").Pipe()
+    process = multiprocessing.get_context("spawn").Process(target=_apart, args=(theirs, options, steps), daemon=True)
+    process.start()
+    while True:
+        ours.send(None)
+        yield ours.recv()
+
+
+def _apart(pipe: Any, options: Options, steps: int) -> None:
+    timer = slices(by_hand(embedded(), options, torch.device("cpu")), steps, lambda: None)
+    with suppress(EOFError):  # once the benchmark is over
+        while True:
+            pipe.recv()
+            pipe.send(next(timer))
 
 
 def main() -> None:
@@ -88,34 +122,42 @@ def main() -> None:
     parser.add_argument("--precision", default="auto")
     parser.add_argument("--output", type=Path)
     arguments = parser.parse_args()
+    keep_freed_memory()
     corpus, rows = embedded(), []
     for hidden in arguments.hidden:
         plain = Options(hidden=hidden, lanes=arguments.lanes, device=arguments.device, precision=arguments.precision)
         device, plain = choose(plain)
         wait = torch.cuda.synchronize if device.type == "cuda" else lambda: None
-        runs, memory = {}, {}
+        runs, memory = {"by hand": by_hand(corpus, plain, device)}, {}
         for name, changes in VARIANTS.items():
-            options = plain if changes is None else Options(**{**vars(plain), **changes})
-            runs[name] = by_hand(corpus, options, device) if changes is None else trained(corpus, options, device)
+            runs[name] = trained(corpus, Options(**{**vars(plain), **changes}), device)
+        runs["by hand, random lengths"] = by_hand(corpus, plain, device, random=True)
         timers = {name: slices(updates, arguments.steps, wait) for name, updates in runs.items()}
+        if device.type == "cpu":
+            timers["by hand, memory not kept"] = elsewhere(plain, arguments.steps)
         for timer in timers.values():
             next(timer)  # warm
         taken: dict[str, list[float]] = {name: [] for name in timers}
+        faults: dict[str, list[float]] = {name: [] for name in timers}
         names = list(timers)
         for k in range(arguments.slices):
             for name in names[k % len(names) :] + names[: k % len(names)]:
-                taken[name].append(next(timers[name]))
+                seconds, new = next(timers[name])
+                taken[name].append(seconds)
+                faults[name].append(new)
         for name, updates in runs.items():
             memory[name] = max(peak(lambda u=updates: next(u), device) for _ in range(200))
         base = statistics.median(taken["by hand"])
         print(f"\nhidden {hidden}, lanes {arguments.lanes}, {device}, {plain.precision}")
-        print(f"{'':<18}  {'char/s':>10}  {'ratio':>6}  {'mean':>6}  {'peak MiB of 200 updates':>24}")
+        print(
+            f"{'':<24}  {'char/s':>10}  {'ratio':>6}  {'mean':>6}  {'page faults a step':>18}  "
+            f"{'peak MiB of 200 updates':>24}"
+        )
         for name, seconds in taken.items():
             pace, ratio = arguments.lanes / statistics.median(seconds), base / statistics.median(seconds)
             mean = statistics.fmean(taken["by hand"]) / statistics.fmean(seconds)
-            print(
-                f"{name:<18}  {pace:>10,.0f}  {ratio:>6.2f}  {mean:>6.2f}  {memory[name] / 2**20:>24,.0f}", flush=True
-            )
+            new, high = statistics.fmean(faults[name]), memory.get(name, math.nan) / 2**20
+            print(f"{name:<24}  {pace:>10,.0f}  {ratio:>6.2f}  {mean:>6.2f}  {new:>18.1f}  {high:>24,.0f}", flush=True)
             rows.append(
                 {
                     "hidden": hidden,
@@ -124,7 +166,8 @@ def main() -> None:
                     "characters_per_second": pace,
                     "ratio_of_medians": ratio,
                     "ratio_of_means": mean,
-                    "peak_bytes": memory[name],
+                    "page_faults_per_step": new,
+                    "peak_bytes": memory.get(name),
                     "seconds_per_step": seconds,
                 }
             )

@@ -300,12 +300,17 @@ def penn_treebank_small_rates() -> str:
 @table
 def train_cpu() -> str:
     """`artbp train` beside the loop by hand, at equal mean length."""
+    names = {
+        "by hand": "truncated BPTT by hand, `torch.nn.LSTM`",
+        "by hand, random lengths": "by hand, the lengths of `artbp`",
+        "by hand, memory not kept": "by hand, in a process of its own",
+    }
     rows = [
         [
-            f"`{row['variant']}`" if row["variant"] != "by hand" else "truncated BPTT by hand, `torch.nn.LSTM`",
+            names.get(row["variant"], f"`{row['variant']}`"),
             f"{short(row['characters_per_second'], 2)}",
             f"{row['ratio_of_medians']:.2f} ({row['ratio_of_means']:.2f})",
-            short(row["peak_bytes"] / 2**20, 2),
+            short(row["peak_bytes"] / 2**20, 2) if row["peak_bytes"] is not None else "–",
         ]
         for row in load("train-cpu/train.json")["rows"]
     ]

@@ -88,14 +88,37 @@ def losses(training: Training) -> list[float]:
 
 
 @pytest.mark.parametrize("method", ["tbptt", "artbp", "random"])
-@pytest.mark.parametrize(("layers", "window"), [(1, 0), (2, 4)])
-def test_every_loss_is_that_of_a_loop_written_by_hand(method, layers, window, corpus):
+@pytest.mark.parametrize(("layers", "window", "piece"), [(1, 0, 64), (2, 4, 64), (1, 0, 4), (2, 9, 3)])
+def test_every_loss_is_that_of_a_loop_written_by_hand(method, layers, window, piece, corpus, monkeypatch):
+    monkeypatch.setattr("artbp.train.training._PIECE", piece)
     chosen = options(method=method, layers=layers, window=window)
     training = Training(chosen, corpus, Group(), CPU)
     expected = by_hand(method, training.model, corpus, chosen)
     found = losses(training)
     assert len(found) == len(expected) > 100
     assert found == pytest.approx(expected, rel=1e-9)
+
+
+@pytest.mark.parametrize(
+    ("steps", "expected"),
+    [(1, [1]), (20, [20]), (64, [64]), (96, [96]), (97, [64, 33]), (256, [64] * 4), (250, [64, 64, 64, 58])],
+)
+def test_a_long_segment_goes_through_the_model_in_pieces(steps, expected, corpus):
+    training = Training(options(), corpus, Group(), CPU)
+    found = []
+    training.model.register_forward_pre_hook(lambda model, inputs: found.append(len(inputs[0])))
+    symbols = torch.zeros(steps, 4, dtype=torch.int64)
+    training.step((symbols, symbols), training.state, None)
+    assert found == expected
+
+
+def test_the_dropout_of_a_weight_is_one_for_a_whole_window(corpus):
+    training = Training(options(weight_dropout=0.5), corpus, Group(), CPU)
+    found = []
+    training.model.register_forward_pre_hook(lambda model, inputs: found.append(len(inputs[0])))
+    symbols = torch.zeros(256, 4, dtype=torch.int64)
+    training.step((symbols, symbols), training.state, None)
+    assert found == [256]
 
 
 def test_the_three_methods_differ(corpus):

@@ -24,6 +24,9 @@ _OPTIMIZERS = {
     "sgd": torch.optim.SGD,
     "rmsprop": torch.optim.RMSprop,
 }
+# Steps that go through the model at once on a CPU, more or less. What a kernel needs beside its tensors grows with
+# them, to several times their size, and pieces of one size find the memory of the piece before.
+_PIECE = 64
 
 
 class Update(NamedTuple):
@@ -66,6 +69,7 @@ class Training:
             layer_norm=options.layer_norm,
             forget_bias=options.forget_bias,
         ).to(device, torch.float64 if options.precision == "float64" else torch.float32)
+        self.parameters = list(self.model.parameters())
         self._draw_apart(0)
         part = (group.rank, group.size)
         self.stream = Lanes(corpus.splits["train"], options.lanes, part=part, device=device)
@@ -77,6 +81,9 @@ class Training:
         self.epoch = self.update = self.steps = 0
         self.state = self.model.initial_state(self.stream.lanes)
         self.asked = torch.zeros(2)  # to stop, and for a checkpoint: what this process says with its next gradient
+        # A weight's dropout is one for a whole window; on a GPU a call costs more than memory does.
+        whole = device.type != "cpu" or options.weight_dropout > 0
+        self._piece = self.stream.steps if whole else _PIECE
         self._forward: Any = torch.compile(self.model, dynamic=True) if options.compile else self.model
 
     def updates(self) -> Iterator[Update]:
@@ -100,7 +107,19 @@ class Training:
 
     def step(self, inputs: tuple[Tensor, Tensor], state: Any, links: Tensor | None) -> tuple[Tensor, Any]:
         """The protocol of :func:`artbp.backprop`: (the scaled loss of some steps, the state after them)."""
-        characters, targets = inputs  # (T, B)
+        parts, steps = [], len(inputs[0])
+        # The last piece is between half and one and a half of the others: a very short one would cost like a long one.
+        starts = range(0, max(1, steps - self._piece // 2), self._piece)
+        for first, last in zip(starts, [*starts[1:], steps], strict=True):
+            rows = slice(first, last)
+            characters, targets = (symbols[rows] for symbols in inputs)
+            part, state = self._go(characters, targets, state, None if links is None else links[rows])
+            parts.append(part)
+        loss = parts[0] if len(parts) == 1 else torch.stack(parts).sum()
+        return loss / self.normaliser, state
+
+    def _go(self, characters: Tensor, targets: Tensor, state: Any, links: Tensor | None) -> tuple[Tensor, Any]:
+        """(the summed loss of some steps in nats, the state after them), for symbols (T, B)."""
         if not torch.is_grad_enabled() and not self.options.compile:
             # The way to a later window: it wants the state alone. (Compiled, dropout would be drawn in another way.)
             with self.autocast():
@@ -108,8 +127,7 @@ class Training:
             return torch.zeros((), device=characters.device), state
         with self.autocast():
             logits, state = self._forward(characters, state, links)  # (T, B, V)
-        loss = losses(logits, targets, "sum")
-        return loss / self.normaliser, state
+        return losses(logits, targets, "sum"), state
 
     def autocast(self) -> AbstractContextManager[Any]:
         """What bf16 is computed under."""
@@ -122,17 +140,16 @@ class Training:
         asked, self.asked = self.asked, torch.zeros(2)
         if self.group.size == 1:
             return loss, asked
-        parameters = list(self.model.parameters())
-        parts = [torch.zeros_like(p) if p.grad is None else p.grad for p in parameters]
+        parts = [torch.zeros_like(p) if p.grad is None else p.grad for p in self.parameters]
         bucket = torch.cat([*(part.flatten() for part in parts), loss.reshape(1), asked.to(loss.device)])
         self.group.sum(bucket)
-        *gradients, loss, asked = torch.split(bucket, [*(p.numel() for p in parameters), 1, 2])
-        for parameter, gradient in zip(parameters, gradients, strict=True):
+        *gradients, loss, asked = torch.split(bucket, [*(p.numel() for p in self.parameters), 1, 2])
+        for parameter, gradient in zip(self.parameters, gradients, strict=True):
             parameter.grad = gradient.view_as(parameter)
         return loss[0], asked
 
     def _clip(self) -> Tensor:
-        gradients = [p.grad for p in self.model.parameters() if p.grad is not None]
+        gradients = [p.grad for p in self.parameters if p.grad is not None]
         norm = torch.nn.utils.get_total_norm(gradients)
         if self.options.clip is not None:
             torch._foreach_mul_(gradients, (self.options.clip / (norm + 1e-6)).clamp(max=1.0))
