@@ -180,6 +180,16 @@ def test_coded_cuts_serve_adjoints_of_any_size(dtype: torch.dtype, mean: int, si
 _COARSE = {torch.float32: 2e-6, torch.bfloat16: 1e-2}
 
 
+@pytest.mark.usefixtures("_without_the_batched_path")
+@pytest.mark.parametrize("size", [1e-17, 1e8])
+def test_coded_cuts_serve_inputs_of_any_size(size: float) -> None:
+    links = artbp.Truncation(artbp.PowerLaw(mean=20, alpha=4), seed=3).links(60, 7)
+    problem = draw("LSTM", 60, 7, 5, 9, links=links, dtype=torch.float32)
+    x, (w_ih, *others) = (size * problem.x).float().double(), problem.weights
+    problem = Problem("LSTM", x, problem.hx, ((w_ih / size).float().double(), *others), links, problem.adjoints)
+    assert distance(evaluate(onednn.recurrence, problem, torch.float32), specified(problem)) <= 2e-6
+
+
 @pytest.mark.parametrize("size", [1e-34, 1e25])
 def test_sizes_that_coded_weights_leave_no_room_for_are_exact_all_the_same(size: float) -> None:
     problem = draw("LSTM", 20, 3, 4, 5, links="lanes", dtype=torch.float32)
@@ -253,7 +263,7 @@ def test_windows_hold_the_weights_they_promise() -> None:
 
 def test_coded_windows_hold_the_weights_they_promise() -> None:
     links = torch.full((9, 2), 1.5, dtype=torch.float64)
-    links[0], links[2, 0], links[3:7, 1] = torch.tensor([0.0, 2.0]), 0.0, 0.0
+    links[0], links[2::6, 0], links[3:7, 1] = torch.tensor([0.0, 2.0]), 0.0, 0.0
     windows = _weights.coded_windows(links, torch.device("cpu"))
     assert [(window.first, window.last) for window in windows] == [(0, 6), (6, 9)]  # lane 1 is cut four times in a row
     for window in windows:
@@ -262,22 +272,24 @@ def test_coded_windows_hold_the_weights_they_promise() -> None:
         assert window.following is not None
         assert isinstance(window.edge, torch.Tensor)
         inside = links[window.first : window.last].clone()
-        assert window.before is not None
+        assert window.around is not None
         steps, lanes = (inside[1:] == 0).nonzero(as_tuple=True)
-        assert window.before.tolist() == (2 * steps + lanes).tolist()
+        assert window.around.tolist() == [*(2 * steps + lanes).tolist(), *(2 * steps + lanes + 2).tolist()]
         inside[inside == 0] = _weights.CUT
         w = window.weights.squeeze(2).double()
         assert torch.allclose(w[1:] / w[:-1], inside[1:], rtol=1e-6)
-        assert w.log2().abs().max() <= _weights.ROOM + 1
-        assert torch.equal(w[0].log2(), w[0].log2().round())
-        assert torch.allclose(window.inverse * window.weights, torch.ones(()))
+        assert 1 / _weights.ROOM <= w.min()
+        assert w.max() <= _weights.ROOM
+        assert (w[0] == window.start).all()
+        assert torch.allclose(window.inverse * window.weights, torch.tensor(window.lift))
         assert torch.equal(window.following[:-1], window.inverse[1:])
-        assert torch.equal(window.edge.squeeze(1).double() * w[0], links[window.first])
+        assert torch.equal(window.edge.squeeze(1).double(), links[window.first])
 
 
 def test_links_per_lane_without_cuts_need_no_code() -> None:
     (window,) = _weights.coded_windows(torch.full((9, 2), 1.5, dtype=torch.float64), torch.device("cpu"))
-    assert window.before is None
+    assert window.around is None
+    assert window.start == 1.0
     assert window.weights is not None
     assert window.weights[0].tolist() == [[1.0], [1.0]]
 

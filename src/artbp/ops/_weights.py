@@ -8,8 +8,8 @@ given :math:`w_t\, \partial\ell_t`, :math:`x_t/w_t` and :math:`h_{t-1}/w_t`. A l
 for the window before.
 
 With a link for each lane some lane is cut at almost every step, and windows that end at every cut would be too short
-for a kernel. :func:`coded_windows` writes such a cut as a factor :math:`2^{-48}` instead, and centres the weights of
-each lane by a power of two, so that a window holds some three cuts in every lane. What then crosses a cut is
+for a kernel. :func:`coded_windows` writes such a cut as a factor :math:`2^{-48}` instead, and lets all weights begin at
+:math:`2^{64}`, for cuts only lower them: a window holds three cuts in every lane. What then crosses a cut is
 :math:`2^{-48}` of what lies behind it: lost in float32's rounding where the step before the cut has an adjoint of its
 own, a leak where it has none. The window says which steps those are; whoever uses it has to look
 (:mod:`artbp.ops.onednn`).
@@ -28,7 +28,9 @@ from torch import Tensor
 
 LIMIT = 2.0**32  # a product beyond it, or below its inverse, splits the window: adjoints keep 2^-94 of room in float32
 CUT = 2.0**-48  # what stands for a zero in coded windows
-ROOM = 80.0  # log2 of a coded weight stays within ±ROOM: adjoints that begin near 2^8 keep 2^±38 on either side
+ROOM = 2.0**80  # coded weights stay between its inverse and it: adjoints that begin near 2^8 keep 2^±38 on either side
+START = 2.0**64  # w_0 of a coded window: three cuts down to 1 / ROOM, and 2^16 for the compensations in between
+LIFT = 2.0**16  # on 1 / w there, which then lies in 2^-64 to 2^96: what it multiplies may be from 2^-62 to 2^31
 
 
 @dataclass(slots=True)
@@ -39,9 +41,11 @@ class Window:
     last: int
     edge: float | Tensor  # the link on the state that enters: a number, or (B, 1)
     weights: Tensor | None  # w (n, 1, 1) or (n, B, 1); None where all are one
-    inverse: Tensor | None  # 1 / w, float32 like the weights
-    following: Tensor | None  # 1 / w of the next step, for what step t hands to step t+1; the last row is one
-    before: Tensor | None = None  # if coded: where just before a cut, as step · B + lane, steps from first on
+    inverse: Tensor | None  # lift / w, float32 like the weights
+    following: Tensor | None  # lift / w of the next step, for what step t hands to step t+1; the last row is one
+    start: float = 1.0  # w_0, the same for all lanes
+    lift: float = 1.0  # it and w_0 are one, unless cuts are coded
+    around: Tensor | None = None  # if cuts are coded: step · B + lane just before each, then behind each, from first on
 
     def scale_entering(self, gradient: Tensor) -> Tensor:
         """edge · gradient, a new tensor, exactly zero where the edge is."""
@@ -64,10 +68,7 @@ def windows(links: Tensor, device: torch.device) -> list[Window]:
 
 
 def coded_windows(links: Tensor, device: torch.device) -> list[Window]:
-    """As `windows`, but for links (T, B), whose cuts are coded as small factors; see the head of this module.
-
-    There w_0 is a power of two for each lane. The entering state is to be divided by it, as its edge already is.
-    """
+    """As `windows`, but for links (T, B), whose cuts are coded as small factors; see the head of this module."""
     return _remembered(links.dim() == 2, links, device)
 
 
@@ -108,17 +109,17 @@ def _column(values: NDArray[np.float64], device: torch.device) -> Tensor:
     return torch.from_numpy(values).to(device, torch.float32).unsqueeze(1)
 
 
-def _scales(product: NDArray[np.float64], device: torch.device) -> tuple[Tensor, Tensor, Tensor]:
-    """w, 1 / w, and 1 / w of the next step, each (n, 1 or B, 1)."""
+def _scales(product: NDArray[np.float64], device: torch.device, lift: float = 1.0) -> tuple[Tensor, Tensor, Tensor]:
+    """w, lift / w, and lift / w of the next step, each (n, 1 or B, 1)."""
     steps = len(product)
-    rows = np.empty((3, steps, product.size // steps, 1), dtype=np.float32)
-    rows[0] = product.reshape(rows.shape[1:])
-    np.divide(1.0, rows[0], out=rows[1])
-    rows[2, :-1] = rows[1, 1:]
-    rows[2, -1] = 1.0
+    rows = np.empty((2 * steps + 1, product.size // steps, 1), dtype=np.float32)
+    rows[:steps] = product.reshape(steps, -1, 1)
+    np.divide(lift, rows[:steps], out=rows[steps:-1])
+    rows[-1] = 1.0
     scales = torch.from_numpy(rows)
-    w, inverse, following = (scales if device.type == "cpu" else scales.to(device)).unbind(0)
-    return w, inverse, following
+    if device.type != "cpu":
+        scales = scales.to(device)
+    return scales[:steps], scales[steps:-1], scales[steps + 1 :]
 
 
 def _spans(links: NDArray[np.float64]) -> Iterator[tuple[int, int, NDArray[np.float64] | None]]:
@@ -147,20 +148,19 @@ def _coded(links: NDArray[np.float64], device: torch.device) -> Iterator[Window]
         if last == len(links):
             yield _window(links, first, last, product, device)
             return
-    bits = np.log2(np.where(cut, CUT, links))  # in logarithms nothing overflows; 2^-45 of what is lost in the sums
+    factors = np.where(cut, CUT, links)
     first, length = 0, len(links)
     while first < length:
-        height = bits[first:].copy()
-        height[0] = 0.0
-        np.add.accumulate(height, axis=0, out=height)
-        high, low = np.maximum.reduce(height, axis=0), np.minimum.reduce(height, axis=0)
-        if (high - low).max() > 2 * ROOM:
-            highs, lows = np.maximum.accumulate(height, axis=0), np.minimum.accumulate(height, axis=0)
-            steps = int((highs - lows > 2 * ROOM).any(axis=1).argmax())
-            height, high, low = height[:steps], highs[steps - 1], lows[steps - 1]
-        last = first + len(height)
-        height -= np.round((high + low) / 2)
-        edge = 0.0 if cut[first].all() else _column(links[first] * np.exp2(-height[0]), device)
-        before = torch.from_numpy(np.flatnonzero(cut[first + 1 : last])).to(device)
-        yield Window(first, last, edge, *_scales(np.exp2(height), device), before)
+        product = factors[first:].copy()
+        product[0] = START
+        with np.errstate(over="ignore"):
+            np.multiply.accumulate(product, axis=0, out=product)
+        if np.minimum.reduce(product, axis=None) < 1.0 / ROOM or np.maximum.reduce(product, axis=None) > ROOM:
+            outside = ((product < 1.0 / ROOM) | (product > ROOM)).any(axis=1)
+            product = product[: int(outside.argmax())]
+        last = first + len(product)
+        edge = 0.0 if cut[first].all() else _column(links[first], device)
+        before = np.flatnonzero(cut[first + 1 : last])
+        around = torch.from_numpy(np.concatenate((before, before + links.shape[1]))).to(device) if len(before) else None
+        yield Window(first, last, edge, *_scales(product, device, LIFT), START, LIFT, around)
         first = last

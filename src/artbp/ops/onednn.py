@@ -15,8 +15,8 @@ arrives anywhere; after it, by the gradient of x, whether what came back to ever
 below 2^-24 of what lies before it, and whether all is finite. Where it is not (a loss on the last step alone, adjoints
 that grow, inf or nan behind a cut, inputs that no weight reads), the batched path, whose cuts are exact zeros, computes
 the gradient instead, at some three times the price. The looks are at rows of x: a cell state whose gates are all
-saturated shows nothing there, and would have to grow by 2^24 to matter. Inputs that are all below 1e-20 lose precision
-in the gradient of their weight, for 1/w reaches 2^-80.
+saturated shows nothing there, and would have to grow by 2^24 to matter. Inputs that are all below 1e-18 lose precision
+in the gradient of their weight, for 1/w reaches 2^-64.
 """
 
 from __future__ import annotations
@@ -82,34 +82,51 @@ class _Weighted(torch.autograd.Function):
             return None, *naive.gradients("LSTM", inputs[0], inputs[1:3], inputs[3:], ctx.links, incoming)
         weights = [w_ih, *[None if weight is None else weight.contiguous() for weight in inputs[4:]]]
         spans: list[Window] = ctx.spans
+        needed: tuple[bool, ...] = ctx.needs_input_grad
         d_y, d_h, d_c = incoming
         parts: list[Tensor | None] = []
         total: list[Tensor] = []
+        unit = 1.0  # what the total is to be divided by
         for k in range(len(spans) - 1, -1, -1):
             window = spans[k]
-            span = slice(window.first, window.last)
-            here = (x, y, d_y) if len(spans) == 1 else (x[span], y[span], None if d_y is None else d_y[span])
-            arriving = here[2], d_h, d_c
-            if here[2] is None and d_h is None and d_c is None:
+            if len(spans) == 1:
+                x_here, y_here, arriving = x, y, incoming
+            else:
+                span = slice(window.first, window.last)
+                x_here, y_here, arriving = x[span], y[span], (None if d_y is None else d_y[span], d_h, d_c)
+            if all(gradient is None for gradient in arriving):
                 parts.append(None)
                 continue
             scale = _scale(window, arriving)
             if scale is not None:
-                d_x, d_h, d_c, *found = _backward(
-                    window, here[0], here[1], weights, saved[4 * k : 4 * k + 4], arriving, scale, ctx.width
+                d_x, *found, d_h, d_c = _backward(
+                    window, x_here, y_here, weights, saved[4 * k : 4 * k + 4], arriving, scale
                 )
-            if scale is None or (window.before is not None and not (_finite(found) and _cut(window.before, d_x))):
-                return None, *batched.gradients("LSTM", inputs[0], inputs[1:3], inputs[3:], ctx.links, incoming)
-            if ctx.needs_input_grad[1]:
-                parts.append(d_x if window.inverse is None else d_x * (window.inverse * (1.0 / scale)))
-            total = [a.add_(b) for a, b in zip(total, found, strict=True)] if total else found
+            if scale is None or (window.around is not None and not _cut(window.around, d_x)):
+                return _exactly(ctx, inputs, incoming)
+            if needed[1]:
+                parts.append(_unweighted(d_x, window, scale, ctx.width))
+            if k or needed[2] or needed[3]:
+                d_h, d_c = _entering(d_h, d_c, window, scale)
+            if not total:
+                total, unit = found, scale * window.lift
+            else:
+                ratio = unit / (scale * window.lift)
+                total = [a.add_(b, alpha=ratio) for a, b in zip(total, found, strict=True)]
         if not total:
             return (None,) * 8
+        if spans[0].start != 1.0 and not _finite((*total, d_h, d_c)):
+            return _exactly(ctx, inputs, incoming)
         d_x = None
-        if ctx.needs_input_grad[1]:
+        if needed[1]:
             d_x = parts[0] if len(spans) == 1 else _joined(parts[::-1], spans, inputs[0])
-        bias = None if inputs[5] is None else total[2]
-        gradients = (d_x, d_h, d_c, total[0], total[1], bias, bias)
+        if unit != 1.0:
+            total = [gradient.mul_(1.0 / unit) for gradient in total]
+        d_w_ih, d_w_hh, bias = total
+        if ctx.width is not None:
+            d_w_ih, bias = d_w_ih.narrow(1, 0, ctx.width), d_w_ih.select(1, ctx.width)
+        d_b = None if inputs[5] is None else bias
+        gradients = (d_x, d_h, d_c, d_w_ih, d_w_hh, d_b, d_b)
         if inputs[0].dtype is torch.float32:
             return None, *gradients
         return None, *[None if gradient is None else gradient.to(inputs[0].dtype) for gradient in gradients]
@@ -137,16 +154,22 @@ def _forward(x: Tensor, h: Tensor, c: Tensor, w_ih: Any, w_hh: Any, b_ih: Any, b
     return result
 
 
+def _exactly(ctx: Any, inputs: Tensors, incoming: Gradients) -> tuple[Tensor | None, ...]:
+    """The gradients by the batched path, where coded cuts would leak or leave the range."""
+    return None, *batched.gradients("LSTM", inputs[0], inputs[1:3], inputs[3:], ctx.links, incoming)
+
+
 def _scale(window: Window, incoming: Gradients) -> float | None:
     """The power of two by which to multiply what arrives at a window; None where a coded cut would not be one."""
-    if window.before is None:
+    if window.start == 1.0:
         return 1.0
     d_y = incoming[0]
-    largest, least = max(_size(gradient) for gradient in incoming if gradient is not None), math.inf
-    if len(window.before):
-        least = 0.0 if d_y is None else float(d_y.flatten(0, 1).index_select(0, window.before).abs().amax(1).min())
-    if least * CONTRAST < largest:
-        return None
+    largest = max(_size(gradient) for gradient in incoming if gradient is not None)
+    if window.around is not None:
+        before = window.around.narrow(0, 0, len(window.around) // 2)
+        least = 0.0 if d_y is None else float(d_y.flatten(0, 1).index_select(0, before).abs_().amax(1).min())
+        if least * CONTRAST < largest:
+            return None
     if not 2.0**-64 <= largest <= 2.0**64:
         return 1.0 if largest == 0.0 else None
     return 2.0 ** min(40, max(-40, LEVEL - math.frexp(largest)[1]))
@@ -158,16 +181,15 @@ def _size(gradient: Tensor) -> float:
     return max(-float(low), float(high))
 
 
-def _finite(gradients: Sequence[Tensor]) -> bool:
+def _finite(gradients: Sequence[Tensor | None]) -> bool:
     """Whether inf or nan was anywhere: behind a coded cut, which it crosses, or where a weight had too little room."""
-    return math.isfinite(sum(float(gradient.sum()) for gradient in gradients))
+    return math.isfinite(sum(float(gradient.sum()) for gradient in gradients if gradient is not None))
 
 
-def _cut(before: Tensor, d_x: Tensor) -> bool:
+def _cut(around: Tensor, d_x: Tensor) -> bool:
     """Whether what came back to every coded cut, however it grew on its way, is nothing beside what lies before it."""
-    rows = d_x.flatten(0, 1)
-    crossing = rows.index_select(0, before + d_x.shape[1]).abs().amax(1)
-    return bool((crossing * LEAST < rows.index_select(0, before).abs().amax(1)).all())
+    before, behind = d_x.flatten(0, 1).index_select(0, around).abs_().amax(1).view(2, -1)
+    return bool((behind * LEAST < before).all())
 
 
 def _backward(
@@ -178,20 +200,16 @@ def _backward(
     saved: Sequence[Tensor],
     incoming: Gradients,
     scale: float,
-    width: int | None,
-) -> list[Any]:
-    """The gradients of one window: of x (times w), of the states that entered it, and of W_ih, W_hh and either bias.
-
-    width: the columns of x without the one of ones, or None where there is none.
-    """
+) -> tuple[Any, ...]:
+    """The operator's gradients of one window: of x, W_ih, W_hh, either bias and the states, all of them still weighted."""
     h, c, c_last, workspace = saved
     w_ih, w_hh, b_ih, b_hh = weights
     d_y, d_h, d_c = incoming
     w, inverse, following = window.weights, window.inverse, window.following
     if w is not None and inverse is not None and following is not None:
+        if window.start != 1.0:
+            w, h = w * scale, h * (window.lift / window.start)
         x, y = x * inverse, y * following
-        if window.before is not None:
-            h, w = h * inverse[0], w * scale
         if w_hh.dtype is not torch.float32:  # scaled in float32 and rounded once
             x, y, h = x.to(w_hh.dtype), y.to(w_hh.dtype), h.to(w_hh.dtype)
         d_y = None if d_y is None else d_y * w
@@ -202,16 +220,27 @@ def _backward(
         x, w_ih, w_hh, b_ih if biases else w_ih, b_hh if biases else w_hh, h, c, y, h, c_last, d_y, d_h, d_c,
         False, _LSTM, h.shape[1], 1, biases, True, False, [], False, workspace,
     )  # fmt: skip
+    return d_x, d_w_ih, d_w_hh, d_b, d_h, d_c
+
+
+def _unweighted(d_x: Tensor, window: Window, scale: float, width: int | None) -> Tensor:
+    """The gradient of x, without the column of ones that follows `width` others, if any."""
     if width is not None:
-        d_x, d_b, d_w_ih = d_x.narrow(2, 0, width), d_w_ih.select(1, width), d_w_ih.narrow(1, 0, width)
+        d_x = d_x.narrow(2, 0, width)
+    if window.inverse is None:
+        return d_x
+    factor = 1.0 / (scale * window.lift)
+    return d_x * (window.inverse if factor == 1.0 else window.inverse * factor)
+
+
+def _entering(d_h: Any, d_c: Any, window: Window, scale: float) -> tuple[Tensor | None, Tensor | None]:
+    """What the window hands to the one before, or to the states that came in; None where every lane is cut."""
     if isinstance(window.edge, float) and window.edge == 0.0:
-        d_h = d_c = None
-    else:
-        d_h, d_c = window.scale_entering(d_h), window.scale_entering(d_c)
-    if scale == 1.0:
-        return [d_x, d_h, d_c, d_w_ih, d_w_hh, d_b]
-    found = [d_h, d_c, d_w_ih, d_w_hh, d_b]
-    return [d_x, *[None if gradient is None else gradient.mul_(1.0 / scale) for gradient in found]]
+        return None, None
+    factor = 1.0 / (scale * window.start)
+    if factor != 1.0:
+        d_h, d_c = d_h.mul_(factor), d_c.mul_(factor)
+    return window.scale_entering(d_h), window.scale_entering(d_c)
 
 
 def _joined(parts: Sequence[Tensor | None], spans: Sequence[Window], x: Tensor) -> Tensor:
