@@ -264,31 +264,31 @@ def test_windows_hold_the_weights_they_promise() -> None:
 def test_coded_windows_hold_the_weights_they_promise() -> None:
     links = torch.full((9, 2), 1.5, dtype=torch.float64)
     links[0], links[2::6, 0], links[3:7, 1] = torch.tensor([0.0, 2.0]), 0.0, 0.0
-    windows = _weights.coded_windows(links, torch.device("cpu"))
+    windows = _weights.coded_windows(links, 2, torch.device("cpu"))
     assert [(window.first, window.last) for window in windows] == [(0, 6), (6, 9)]  # lane 1 is cut four times in a row
     for window in windows:
         assert window.weights is not None
         assert window.inverse is not None
         assert window.following is not None
-        assert isinstance(window.edge, torch.Tensor)
         inside = links[window.first : window.last].clone()
-        assert window.around is not None
+        assert window.behind is not None
         steps, lanes = (inside[1:] == 0).nonzero(as_tuple=True)
-        assert window.around.tolist() == [*(2 * steps + lanes).tolist(), *(2 * steps + lanes + 2).tolist()]
+        assert window.behind[0].tolist() == (steps + 1).tolist()
+        assert window.behind[1].tolist() == lanes.tolist()
         inside[inside == 0] = _weights.CUT
         w = window.weights.squeeze(2).double()
         assert torch.allclose(w[1:] / w[:-1], inside[1:], rtol=1e-6)
-        assert 1 / _weights.ROOM <= w.min()
+        assert w.min() >= 1 / _weights.ROOM
         assert w.max() <= _weights.ROOM
         assert (w[0] == window.start).all()
         assert torch.allclose(window.inverse * window.weights, torch.tensor(window.lift))
         assert torch.equal(window.following[:-1], window.inverse[1:])
-        assert torch.equal(window.edge.squeeze(1).double(), links[window.first])
+        assert torch.equal(torch.as_tensor(window.edge), links[window.first])
 
 
 def test_links_per_lane_without_cuts_need_no_code() -> None:
-    (window,) = _weights.coded_windows(torch.full((9, 2), 1.5, dtype=torch.float64), torch.device("cpu"))
-    assert window.around is None
+    (window,) = _weights.coded_windows(torch.full((9, 2), 1.5, dtype=torch.float64), 2, torch.device("cpu"))
+    assert window.behind is None
     assert window.start == 1.0
     assert window.weights is not None
     assert window.weights[0].tolist() == [[1.0], [1.0]]
@@ -297,7 +297,7 @@ def test_links_per_lane_without_cuts_need_no_code() -> None:
 def test_known_windows_are_forgotten_with_their_links() -> None:
     links = torch.rand(7, 3, dtype=torch.float64)
     before = len(_weights._known)
-    _weights.coded_windows(links, torch.device("cpu"))
+    _weights.coded_windows(links, 3, torch.device("cpu"))
     _weights.windows(links, torch.device("cpu"))
     assert len(_weights._known) == before + 2
     del links

@@ -20,6 +20,7 @@ from __future__ import annotations
 import weakref
 from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import torch
@@ -39,21 +40,25 @@ class Window:
 
     first: int
     last: int
-    edge: float | Tensor  # the link on the state that enters: a number, or (B, 1)
+    edge: float | NDArray[np.float64]  # the link on the state that enters: a number, or (B,)
     weights: Tensor | None  # w (n, 1, 1) or (n, B, 1); None where all are one
     inverse: Tensor | None  # lift / w, float32 like the weights
     following: Tensor | None  # lift / w of the next step, for what step t hands to step t+1; the last row is one
     start: float = 1.0  # w_0, the same for all lanes
     lift: float = 1.0  # it and w_0 are one, unless cuts are coded
-    around: Tensor | None = None  # if cuts are coded: step · B + lane just before each, then behind each, from first on
+    behind: tuple[NDArray[np.intp], NDArray[np.intp]] | None = (
+        None  # if coded: each cut's step, from first on, and lane
+    )
 
     def scale_entering(self, gradient: Tensor) -> Tensor:
         """edge · gradient, a new tensor, exactly zero where the edge is."""
-        if isinstance(self.edge, Tensor):
-            return (gradient * self.edge).masked_fill_(self.edge == 0, 0.0)
-        if self.edge == 0.0:
-            return torch.zeros_like(gradient)
-        return gradient if self.edge == 1.0 else gradient * self.edge
+        if isinstance(self.edge, float):
+            if self.edge == 0.0:
+                return torch.zeros_like(gradient)
+            return gradient if self.edge == 1.0 else gradient * self.edge
+        column = torch.from_numpy(self.edge).to(gradient.device, torch.float32).unsqueeze(1)
+        scaled = gradient * column
+        return scaled if self.edge.all() else scaled.masked_fill_(column == 0, 0.0)
 
 
 _known: dict[tuple[int, bool, torch.device], tuple[weakref.ref[Tensor], int, list[Window]]] = {}
@@ -67,9 +72,12 @@ def windows(links: Tensor, device: torch.device) -> list[Window]:
     return _remembered(False, links, device)
 
 
-def coded_windows(links: Tensor, device: torch.device) -> list[Window]:
-    """As `windows`, but for links (T, B), whose cuts are coded as small factors; see the head of this module."""
-    return _remembered(links.dim() == 2, links, device)
+def coded_windows(links: Tensor, lanes: int, device: torch.device) -> list[Window]:
+    """As `windows`, but where lanes are cut one by one such cuts are coded as small factors (see the head of this module).
+
+    So are those of a single lane, whatever the shape of its links: its steps are so short that each call weighs.
+    """
+    return _remembered(links.dim() == 2 or lanes == 1, links, device)
 
 
 def _remembered(coded: bool, links: Tensor, device: torch.device) -> list[Window]:
@@ -78,35 +86,32 @@ def _remembered(coded: bool, links: Tensor, device: torch.device) -> list[Window
     if known is not None and known[0]() is links and known[1] == links._version:
         return known[2]
     values = links.numpy()
-    found = list(_coded(values, device)) if coded else [_window(values, *span, device) for span in _spans(values)]
+    if coded:
+        found = _coded(values.reshape(len(values), -1), device)
+    else:
+        found = [_window(values, *span, device) for span in _spans(values)]
     _known[key] = weakref.ref(links, lambda _: _known.pop(key, None)), links._version, found
     return found
 
 
 def only_first(links: Tensor) -> bool:
     """Whether all links but the first are one, so that there is nothing to scale inside."""
-    if links.dim() == 1:
-        spans = windows(links, links.device)  # known, mostly
-        return len(spans) == 1 and spans[0].weights is None
     rest = links.numpy()[1:]
-    return not len(rest) or (bool(rest[-1].max() == 1.0) and bool((rest == 1.0).all()))  # the last one says no, mostly
+    return not len(rest) or (rest[-1].max() == 1.0 and bool((rest == 1.0).all()))  # the last one says no, mostly
 
 
 def _window(
     links: NDArray[np.float64], first: int, last: int, product: NDArray[np.float64] | None, device: torch.device
 ) -> Window:
-    if links.ndim == 1 or not links[first].any():
-        edge: float | Tensor = float(links[first].max())
-    else:
-        edge = _column(links[first], device)
+    edge = _edge(links[first])
     if product is None:
         return Window(first, last, edge, None, None, None)
     return Window(first, last, edge, *_scales(product, device))
 
 
-def _column(values: NDArray[np.float64], device: torch.device) -> Tensor:
-    """(B,) as a float32 column (B, 1)."""
-    return torch.from_numpy(values).to(device, torch.float32).unsqueeze(1)
+def _edge(links: Any) -> float | NDArray[np.float64]:
+    """One step's links, as a number where that is enough."""
+    return float(np.max(links)) if links.size == 1 or not links.any() else links.copy()
 
 
 def _scales(product: NDArray[np.float64], device: torch.device, lift: float = 1.0) -> tuple[Tensor, Tensor, Tensor]:
@@ -140,27 +145,26 @@ def _spans(links: NDArray[np.float64]) -> Iterator[tuple[int, int, NDArray[np.fl
         first = last
 
 
-def _coded(links: NDArray[np.float64], device: torch.device) -> Iterator[Window]:
+def _coded(links: NDArray[np.float64], device: torch.device) -> list[Window]:
     """The coded windows of links (T, B): each as long as the weights of its most restless lane allow."""
     cut = links == 0.0
     if not cut[1:].any():
         first, last, product = next(_spans(links))
         if last == len(links):
-            yield _window(links, first, last, product, device)
-            return
+            return [_window(links, first, last, product, device)]
     factors = np.where(cut, CUT, links)
+    found = []
     first, length = 0, len(links)
-    while first < length:
-        product = factors[first:].copy()
-        product[0] = START
-        with np.errstate(over="ignore"):
-            np.multiply.accumulate(product, axis=0, out=product)
-        if np.minimum.reduce(product, axis=None) < 1.0 / ROOM or np.maximum.reduce(product, axis=None) > ROOM:
-            outside = ((product < 1.0 / ROOM) | (product > ROOM)).any(axis=1)
-            product = product[: int(outside.argmax())]
-        last = first + len(product)
-        edge = 0.0 if cut[first].all() else _column(links[first], device)
-        before = np.flatnonzero(cut[first + 1 : last])
-        around = torch.from_numpy(np.concatenate((before, before + links.shape[1]))).to(device) if len(before) else None
-        yield Window(first, last, edge, *_scales(product, device, LIFT), START, LIFT, around)
-        first = last
+    with np.errstate(over="ignore"):
+        while first < length:
+            factors[first] = START
+            product = np.multiply.accumulate(factors[first:])
+            if np.minimum.reduce(product, None) < 1.0 / ROOM or np.maximum.reduce(product, None) > ROOM:
+                outside = ((product < 1.0 / ROOM) | (product > ROOM)).any(axis=1)
+                product = product[: int(outside.argmax())]
+            last = first + len(product)
+            steps, lanes = cut[first + 1 : last].nonzero()
+            behind = (steps + 1, lanes) if len(steps) else None
+            found.append(Window(first, last, _edge(links[first]), *_scales(product, device, LIFT), START, LIFT, behind))
+            first = last
+    return found

@@ -25,7 +25,9 @@ import math
 from collections.abc import Sequence
 from typing import Any
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor, constant_pad_nd
 
 from artbp.ops import batched, naive
@@ -50,7 +52,7 @@ class _Weighted(torch.autograd.Function):
     def forward(ctx: Any, links: Tensor, *inputs: Any) -> Tensors:
         ctx.set_materialize_grads(False)
         ctx.links = links
-        ctx.spans = spans = coded_windows(links, inputs[0].device)
+        ctx.spans = spans = coded_windows(links, inputs[0].shape[1], inputs[0].device)
         # The operators read raw memory.
         contiguous: list[Any] = [None if tensor is None else tensor.contiguous() for tensor in inputs]
         x, h, c, w_ih, *others = contiguous
@@ -102,7 +104,7 @@ class _Weighted(torch.autograd.Function):
                 d_x, *found, d_h, d_c = _backward(
                     window, x_here, y_here, weights, saved[4 * k : 4 * k + 4], arriving, scale
                 )
-            if scale is None or (window.around is not None and not _cut(window.around, d_x)):
+            if scale is None or (window.behind is not None and not _cut(*window.behind, d_x)):
                 return _exactly(ctx, inputs, incoming)
             if needed[1]:
                 parts.append(_unweighted(d_x, window, scale, ctx.width))
@@ -165,9 +167,9 @@ def _scale(window: Window, incoming: Gradients) -> float | None:
         return 1.0
     d_y = incoming[0]
     largest = max(_size(gradient) for gradient in incoming if gradient is not None)
-    if window.around is not None:
-        before = window.around.narrow(0, 0, len(window.around) // 2)
-        least = 0.0 if d_y is None else float(d_y.flatten(0, 1).index_select(0, before).abs_().amax(1).min())
+    if window.behind is not None:
+        steps, lanes = window.behind
+        least = 0.0 if d_y is None else _heights(d_y, steps - 1, lanes).min()
         if least * CONTRAST < largest:
             return None
     if not 2.0**-64 <= largest <= 2.0**64:
@@ -178,7 +180,7 @@ def _scale(window: Window, incoming: Gradients) -> float | None:
 def _size(gradient: Tensor) -> float:
     """The largest of the absolute values; nan where one is."""
     low, high = gradient.aminmax()
-    return max(-float(low), float(high))
+    return max(-low.item(), high.item())
 
 
 def _finite(gradients: Sequence[Tensor | None]) -> bool:
@@ -186,10 +188,20 @@ def _finite(gradients: Sequence[Tensor | None]) -> bool:
     return math.isfinite(sum(float(gradient.sum()) for gradient in gradients if gradient is not None))
 
 
-def _cut(around: Tensor, d_x: Tensor) -> bool:
+def _cut(steps: NDArray[np.intp], lanes: NDArray[np.intp], d_x: Tensor) -> bool:
     """Whether what came back to every coded cut, however it grew on its way, is nothing beside what lies before it."""
-    before, behind = d_x.flatten(0, 1).index_select(0, around).abs_().amax(1).view(2, -1)
-    return bool((behind * LEAST < before).all())
+    return bool((_heights(d_x, steps, lanes) * LEAST < _heights(d_x, steps - 1, lanes)).all())
+
+
+def _heights(gradient: Tensor, steps: NDArray[np.intp], lanes: NDArray[np.intp]) -> NDArray[np.float64]:
+    """The largest of the absolute values in each of some rows of a gradient (n, B, ·)."""
+    # By numpy, whose calls cost less than torch's on so little.
+    if gradient.dtype is torch.float32:
+        rows = gradient.numpy()[steps, lanes]
+    else:
+        rows = gradient[torch.from_numpy(steps), torch.from_numpy(lanes)].float().numpy()
+    heights: NDArray[np.float64] = np.maximum.reduce(np.abs(rows, out=rows), 1).astype(np.float64)
+    return heights
 
 
 def _backward(
@@ -201,7 +213,7 @@ def _backward(
     incoming: Gradients,
     scale: float,
 ) -> tuple[Any, ...]:
-    """The operator's gradients of one window: of x, W_ih, W_hh, either bias and the states, all of them still weighted."""
+    """The operator's gradients of one window: of x, W_ih, W_hh, a bias and the states, all still weighted."""
     h, c, c_last, workspace = saved
     w_ih, w_hh, b_ih, b_hh = weights
     d_y, d_h, d_c = incoming
@@ -235,12 +247,18 @@ def _unweighted(d_x: Tensor, window: Window, scale: float, width: int | None) ->
 
 def _entering(d_h: Any, d_c: Any, window: Window, scale: float) -> tuple[Tensor | None, Tensor | None]:
     """What the window hands to the one before, or to the states that came in; None where every lane is cut."""
-    if isinstance(window.edge, float) and window.edge == 0.0:
-        return None, None
-    factor = 1.0 / (scale * window.start)
-    if factor != 1.0:
-        d_h, d_c = d_h.mul_(factor), d_c.mul_(factor)
-    return window.scale_entering(d_h), window.scale_entering(d_c)
+    edge, factor = window.edge, 1.0 / (scale * window.start)
+    if isinstance(edge, float):
+        if edge == 0.0:
+            return None, None
+        factor *= edge
+        return (d_h, d_c) if factor == 1.0 else (d_h * factor, d_c * factor)
+    column = torch.from_numpy((edge * factor).astype(np.float32)).unsqueeze(1)  # (B, 1)
+    d_h, d_c = d_h * column, d_c * column
+    if not edge.all():
+        cut = column == 0.0
+        d_h, d_c = d_h.masked_fill_(cut, 0.0), d_c.masked_fill_(cut, 0.0)
+    return d_h, d_c
 
 
 def _joined(parts: Sequence[Tensor | None], spans: Sequence[Window], x: Tensor) -> Tensor:
