@@ -46,9 +46,7 @@ class Window:
     following: Tensor | None  # lift / w of the next step, for what step t hands to step t+1; the last row is one
     start: float = 1.0  # w_0, the same for all lanes
     lift: float = 1.0  # it and w_0 are one, unless cuts are coded
-    behind: tuple[NDArray[np.intp], NDArray[np.intp]] | None = (
-        None  # if coded: each cut's step, from first on, and lane
-    )
+    around: tuple[NDArray[np.intp], NDArray[np.intp]] | None = None  # if coded, and cut: see `_around`
 
     def scale_entering(self, gradient: Tensor) -> Tensor:
         """edge · gradient, a new tensor, exactly zero where the edge is."""
@@ -73,7 +71,7 @@ def windows(links: Tensor, device: torch.device) -> list[Window]:
 
 
 def coded_windows(links: Tensor, lanes: int, device: torch.device) -> list[Window]:
-    """As `windows`, but where lanes are cut one by one such cuts are coded as small factors (see the head of this module).
+    """As `windows`, but where lanes are cut one by one, cuts are coded as small factors; see the head of this module.
 
     So are those of a single lane, whatever the shape of its links: its steps are so short that each call weighs.
     """
@@ -96,8 +94,10 @@ def _remembered(coded: bool, links: Tensor, device: torch.device) -> list[Window
 
 def only_first(links: Tensor) -> bool:
     """Whether all links but the first are one, so that there is nothing to scale inside."""
-    rest = links.numpy()[1:]
-    return not len(rest) or (rest[-1].max() == 1.0 and bool((rest == 1.0).all()))  # the last one says no, mostly
+    values = links.numpy()
+    if len(values) > 1 and values.size and values.item(-1) != 1.0:  # mostly
+        return False
+    return bool((values[1:] == 1.0).all())
 
 
 def _window(
@@ -163,8 +163,13 @@ def _coded(links: NDArray[np.float64], device: torch.device) -> list[Window]:
                 outside = ((product < 1.0 / ROOM) | (product > ROOM)).any(axis=1)
                 product = product[: int(outside.argmax())]
             last = first + len(product)
-            steps, lanes = cut[first + 1 : last].nonzero()
-            behind = (steps + 1, lanes) if len(steps) else None
-            found.append(Window(first, last, _edge(links[first]), *_scales(product, device, LIFT), START, LIFT, behind))
+            around = _around(cut[first + 1 : last])
+            found.append(Window(first, last, _edge(links[first]), *_scales(product, device, LIFT), START, LIFT, around))
             first = last
     return found
+
+
+def _around(cut: NDArray[np.bool_]) -> tuple[NDArray[np.intp], NDArray[np.intp]] | None:
+    """The steps just before each cut, and just behind it (2, cuts), counted from the window's first; and its lane."""
+    steps, lanes = cut.nonzero()
+    return (np.stack((steps, steps + 1)), lanes) if len(steps) else None

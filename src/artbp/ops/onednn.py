@@ -78,60 +78,13 @@ class _Weighted(torch.autograd.Function):
     @staticmethod
     @in_full_precision
     def backward(ctx: Any, *incoming: Tensor | None) -> tuple[Tensor | None, ...]:
-        tensors = ctx.saved_tensors
-        inputs, (y, x, w_ih), saved = tensors[:7], tensors[7:10], tensors[10:]
+        inputs = ctx.saved_tensors[:7]
         if torch.is_grad_enabled():
             return None, *naive.gradients("LSTM", inputs[0], inputs[1:3], inputs[3:], ctx.links, incoming)
-        weights = [w_ih, *[None if weight is None else weight.contiguous() for weight in inputs[4:]]]
-        spans: list[Window] = ctx.spans
-        needed: tuple[bool, ...] = ctx.needs_input_grad
-        d_y, d_h, d_c = incoming
-        parts: list[Tensor | None] = []
-        total: list[Tensor] = []
-        unit = 1.0  # what the total is to be divided by
-        for k in range(len(spans) - 1, -1, -1):
-            window = spans[k]
-            if len(spans) == 1:
-                x_here, y_here, arriving = x, y, incoming
-            else:
-                span = slice(window.first, window.last)
-                x_here, y_here, arriving = x[span], y[span], (None if d_y is None else d_y[span], d_h, d_c)
-            if all(gradient is None for gradient in arriving):
-                parts.append(None)
-                continue
-            scale = _scale(window, arriving)
-            if scale is not None:
-                d_x, *found, d_h, d_c = _backward(
-                    window, x_here, y_here, weights, saved[4 * k : 4 * k + 4], arriving, scale
-                )
-            if scale is None or (window.behind is not None and not _cut(*window.behind, d_x)):
-                return _exactly(ctx, inputs, incoming)
-            if needed[1]:
-                parts.append(_unweighted(d_x, window, scale, ctx.width))
-            if k or needed[2] or needed[3]:
-                d_h, d_c = _entering(d_h, d_c, window, scale)
-            if not total:
-                total, unit = found, scale * window.lift
-            else:
-                ratio = unit / (scale * window.lift)
-                total = [a.add_(b, alpha=ratio) for a, b in zip(total, found, strict=True)]
-        if not total:
-            return (None,) * 8
-        if spans[0].start != 1.0 and not _finite((*total, d_h, d_c)):
-            return _exactly(ctx, inputs, incoming)
-        d_x = None
-        if needed[1]:
-            d_x = parts[0] if len(spans) == 1 else _joined(parts[::-1], spans, inputs[0])
-        if unit != 1.0:
-            total = [gradient.mul_(1.0 / unit) for gradient in total]
-        d_w_ih, d_w_hh, bias = total
-        if ctx.width is not None:
-            d_w_ih, bias = d_w_ih.narrow(1, 0, ctx.width), d_w_ih.select(1, ctx.width)
-        d_b = None if inputs[5] is None else bias
-        gradients = (d_x, d_h, d_c, d_w_ih, d_w_hh, d_b, d_b)
-        if inputs[0].dtype is torch.float32:
-            return None, *gradients
-        return None, *[None if gradient is None else gradient.to(inputs[0].dtype) for gradient in gradients]
+        found = _gradients(ctx, incoming)
+        if found is None:
+            found = batched.gradients("LSTM", inputs[0], inputs[1:3], inputs[3:], ctx.links, incoming)
+        return None, *found
 
 
 # What Function.apply calls in the end, but for its look for functorch, which `dispatch` has had.
@@ -156,9 +109,43 @@ def _forward(x: Tensor, h: Tensor, c: Tensor, w_ih: Any, w_hh: Any, b_ih: Any, b
     return result
 
 
-def _exactly(ctx: Any, inputs: Tensors, incoming: Gradients) -> tuple[Tensor | None, ...]:
-    """The gradients by the batched path, where coded cuts would leak or leave the range."""
-    return None, *batched.gradients("LSTM", inputs[0], inputs[1:3], inputs[3:], ctx.links, incoming)
+def _gradients(ctx: Any, incoming: Gradients) -> Sequence[Tensor | None] | None:
+    """The gradients of what the forward was given, window by window; None where a coded cut would not be one."""
+    tensors, spans, needed = ctx.saved_tensors, ctx.spans, ctx.needs_input_grad
+    inputs, (y, x, w_ih), saved = tensors[:7], tensors[7:10], tensors[10:]
+    weights = [w_ih, *[None if weight is None else weight.contiguous() for weight in inputs[4:]]]
+    d_y, d_h, d_c = incoming
+    parts: list[Tensor | None] = []
+    total: list[Tensor] = []
+    unit = 1.0  # what the total is to be divided by
+    for k in range(len(spans) - 1, -1, -1):
+        window, here = spans[k], (x, y, d_y)
+        if len(spans) > 1:
+            span = slice(window.first, window.last)
+            here = x[span], y[span], None if d_y is None else d_y[span]
+        arriving = here[2], d_h, d_c
+        if here[2] is None and d_h is None and d_c is None:
+            parts.append(None)
+            continue
+        scale = _scale(window, arriving)
+        if scale is None:
+            return None
+        d_x, d_h, d_c, *found = _backward(window, *here[:2], weights, saved[4 * k : 4 * k + 4], arriving, scale)
+        if window.around is not None and not _cut(window.around, d_x):
+            return None
+        if needed[1]:
+            parts.append(_unweighted(d_x, window, scale, ctx.width))
+        d_h, d_c = _entering(d_h, d_c, window, scale) if k or needed[2] or needed[3] else (None, None)
+        ratio = unit / (scale * window.lift) if total else 1.0
+        unit = unit if total else scale * window.lift
+        total = [a.add_(b, alpha=ratio) for a, b in zip(total, found, strict=True)] if total else found
+    if spans[0].start != 1.0 and not _finite([*total, *parts, d_h, d_c]):
+        return None
+    d_x = _joined(parts[::-1], spans, inputs[0]) if total and needed[1] else None
+    gradients = [d_x, d_h, d_c, *_of_weights(total, unit, inputs[5] is not None, ctx.width)]
+    if inputs[0].dtype is not torch.float32:
+        gradients = [None if gradient is None else gradient.to(inputs[0].dtype) for gradient in gradients]
+    return gradients
 
 
 def _scale(window: Window, incoming: Gradients) -> float | None:
@@ -167,9 +154,9 @@ def _scale(window: Window, incoming: Gradients) -> float | None:
         return 1.0
     d_y = incoming[0]
     largest = max(_size(gradient) for gradient in incoming if gradient is not None)
-    if window.behind is not None:
-        steps, lanes = window.behind
-        least = 0.0 if d_y is None else _heights(d_y, steps - 1, lanes).min()
+    if window.around is not None:
+        steps, lanes = window.around
+        least = 0.0 if d_y is None else float(np.minimum.reduce(_heights(d_y, steps[0], lanes)))
         if least * CONTRAST < largest:
             return None
     if not 2.0**-64 <= largest <= 2.0**64:
@@ -188,19 +175,20 @@ def _finite(gradients: Sequence[Tensor | None]) -> bool:
     return math.isfinite(sum(float(gradient.sum()) for gradient in gradients if gradient is not None))
 
 
-def _cut(steps: NDArray[np.intp], lanes: NDArray[np.intp], d_x: Tensor) -> bool:
+def _cut(around: tuple[NDArray[np.intp], NDArray[np.intp]], d_x: Tensor) -> bool:
     """Whether what came back to every coded cut, however it grew on its way, is nothing beside what lies before it."""
-    return bool((_heights(d_x, steps, lanes) * LEAST < _heights(d_x, steps - 1, lanes)).all())
+    before, behind = _heights(d_x, *around)
+    return bool((behind < before * (1.0 / LEAST)).all())
 
 
-def _heights(gradient: Tensor, steps: NDArray[np.intp], lanes: NDArray[np.intp]) -> NDArray[np.float64]:
+def _heights(gradient: Tensor, steps: NDArray[np.intp], lanes: NDArray[np.intp]) -> NDArray[np.float32]:
     """The largest of the absolute values in each of some rows of a gradient (n, B, ·)."""
     # By numpy, whose calls cost less than torch's on so little.
     if gradient.dtype is torch.float32:
         rows = gradient.numpy()[steps, lanes]
     else:
         rows = gradient[torch.from_numpy(steps), torch.from_numpy(lanes)].float().numpy()
-    heights: NDArray[np.float64] = np.maximum.reduce(np.abs(rows, out=rows), 1).astype(np.float64)
+    heights: NDArray[np.float32] = np.maximum.reduce(np.abs(rows, out=rows), -1)
     return heights
 
 
@@ -213,7 +201,7 @@ def _backward(
     incoming: Gradients,
     scale: float,
 ) -> tuple[Any, ...]:
-    """The operator's gradients of one window: of x, W_ih, W_hh, a bias and the states, all still weighted."""
+    """The operator's gradients of one window: of x, the states, W_ih, W_hh and a bias, all still weighted."""
     h, c, c_last, workspace = saved
     w_ih, w_hh, b_ih, b_hh = weights
     d_y, d_h, d_c = incoming
@@ -232,7 +220,7 @@ def _backward(
         x, w_ih, w_hh, b_ih if biases else w_ih, b_hh if biases else w_hh, h, c, y, h, c_last, d_y, d_h, d_c,
         False, _LSTM, h.shape[1], 1, biases, True, False, [], False, workspace,
     )  # fmt: skip
-    return d_x, d_w_ih, d_w_hh, d_b, d_h, d_c
+    return d_x, d_h, d_c, d_w_ih, d_w_hh, d_b
 
 
 def _unweighted(d_x: Tensor, window: Window, scale: float, width: int | None) -> Tensor:
@@ -261,7 +249,19 @@ def _entering(d_h: Any, d_c: Any, window: Window, scale: float) -> tuple[Tensor 
     return d_h, d_c
 
 
-def _joined(parts: Sequence[Tensor | None], spans: Sequence[Window], x: Tensor) -> Tensor:
+def _of_weights(total: Sequence[Tensor], unit: float, biases: bool, width: int | None) -> list[Tensor | None]:
+    """The gradients of W_ih, W_hh and the biases from the sums over all windows, which are `unit` times as large."""
+    if not total:
+        return [None] * 4
+    d_w_ih, d_w_hh, d_b = total if unit == 1.0 else [gradient.mul_(1.0 / unit) for gradient in total]
+    if width is not None:
+        d_w_ih, d_b = d_w_ih.narrow(1, 0, width), d_w_ih.select(1, width)
+    return [d_w_ih, d_w_hh, *([d_b, d_b] if biases else [None, None])]
+
+
+def _joined(parts: Sequence[Tensor | None], spans: Sequence[Window], x: Tensor) -> Tensor | None:
     """The gradient of x over all windows, zero where nothing arrived."""
+    if len(parts) == 1:
+        return parts[0]
     zeros = [x.new_zeros((span.last - span.first, *x.shape[1:])) for span in spans]
     return torch.cat([zero if part is None else part for part, zero in zip(parts, zeros, strict=True)])
