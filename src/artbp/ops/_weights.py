@@ -124,7 +124,7 @@ def _scales(product: NDArray[np.float64], device: torch.device, lift: float = 1.
     scales = torch.from_numpy(rows)
     if device.type != "cpu":
         scales = scales.to(device)
-    return scales[:steps], scales[steps:-1], scales[steps + 1 :]
+    return scales.narrow(0, 0, steps), scales.narrow(0, steps, steps), scales.narrow(0, steps + 1, steps)
 
 
 def _spans(links: NDArray[np.float64]) -> Iterator[tuple[int, int, NDArray[np.float64] | None]]:

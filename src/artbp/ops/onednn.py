@@ -78,10 +78,11 @@ class _Weighted(torch.autograd.Function):
     @staticmethod
     @in_full_precision
     def backward(ctx: Any, *incoming: Tensor | None) -> tuple[Tensor | None, ...]:
-        inputs = ctx.saved_tensors[:7]
+        tensors = ctx.saved_tensors
+        inputs = tensors[:7]
         if torch.is_grad_enabled():
             return None, *naive.gradients("LSTM", inputs[0], inputs[1:3], inputs[3:], ctx.links, incoming)
-        found = _gradients(ctx, incoming)
+        found = _gradients(ctx, tensors, incoming)
         if found is None:
             found = batched.gradients("LSTM", inputs[0], inputs[1:3], inputs[3:], ctx.links, incoming)
         return None, *found
@@ -109,9 +110,9 @@ def _forward(x: Tensor, h: Tensor, c: Tensor, w_ih: Any, w_hh: Any, b_ih: Any, b
     return result
 
 
-def _gradients(ctx: Any, incoming: Gradients) -> Sequence[Tensor | None] | None:
+def _gradients(ctx: Any, tensors: Tensors, incoming: Gradients) -> Sequence[Tensor | None] | None:
     """The gradients of what the forward was given, window by window; None where a coded cut would not be one."""
-    tensors, spans, needed = ctx.saved_tensors, ctx.spans, ctx.needs_input_grad
+    spans, needed = ctx.spans, ctx.needs_input_grad
     inputs, (y, x, w_ih), saved = tensors[:7], tensors[7:10], tensors[10:]
     weights = [w_ih, *[None if weight is None else weight.contiguous() for weight in inputs[4:]]]
     d_y, d_h, d_c = incoming
@@ -136,6 +137,8 @@ def _gradients(ctx: Any, incoming: Gradients) -> Sequence[Tensor | None] | None:
         if needed[1]:
             parts.append(_unweighted(d_x, window, scale, ctx.width))
         d_h, d_c = _entering(d_h, d_c, window, scale) if k or needed[2] or needed[3] else (None, None)
+        if ctx.width is not None:
+            del found[2]  # the sum of what is weighted; the bias is a column of W_ih
         ratio = unit / (scale * window.lift) if total else 1.0
         unit = unit if total else scale * window.lift
         total = [a.add_(b, alpha=ratio) for a, b in zip(total, found, strict=True)] if total else found
@@ -253,10 +256,13 @@ def _of_weights(total: Sequence[Tensor], unit: float, biases: bool, width: int |
     """The gradients of W_ih, W_hh and the biases from the sums over all windows, which are `unit` times as large."""
     if not total:
         return [None] * 4
-    d_w_ih, d_w_hh, d_b = total if unit == 1.0 else [gradient.mul_(1.0 / unit) for gradient in total]
-    if width is not None:
-        d_w_ih, d_b = d_w_ih.narrow(1, 0, width), d_w_ih.select(1, width)
-    return [d_w_ih, d_w_hh, *([d_b, d_b] if biases else [None, None])]
+    d_w_ih, d_w_hh, *others = total if unit == 1.0 else [gradient.mul_(1.0 / unit) for gradient in total]
+    if not biases:
+        return [d_w_ih, d_w_hh, None, None]
+    if width is None:
+        return [d_w_ih, d_w_hh, *others, *others]
+    d_b = d_w_ih.select(1, width)
+    return [d_w_ih.narrow(1, 0, width), d_w_hh, d_b, d_b]
 
 
 def _joined(parts: Sequence[Tensor | None], spans: Sequence[Window], x: Tensor) -> Tensor | None:
