@@ -268,7 +268,6 @@ def test_coded_windows_hold_the_weights_they_promise() -> None:
     assert [(window.first, window.last) for window in windows] == [(0, 6), (6, 9)]  # lane 1 is cut four times in a row
     for window in windows:
         assert window.weights is not None
-        assert window.inverse is not None
         assert window.following is not None
         inside = links[window.first : window.last].clone()
         assert window.around is not None
@@ -278,11 +277,10 @@ def test_coded_windows_hold_the_weights_they_promise() -> None:
         inside[inside == 0] = _weights.CUT
         w = window.weights.squeeze(2).double()
         assert torch.allclose(w[1:] / w[:-1], inside[1:], rtol=1e-6)
-        assert w.min() >= 1 / _weights.ROOM
-        assert w.max() <= _weights.ROOM
+        assert w.min() >= _weights.LOW
+        assert w.max() <= _weights.HIGH
         assert (w[0] == window.start).all()
-        assert torch.allclose(window.inverse * window.weights, torch.tensor(window.lift))
-        assert torch.equal(window.following[:-1], window.inverse[1:])
+        assert torch.equal(window.following[:-1], window.weights[1:])
         assert torch.equal(torch.as_tensor(window.edge), links[window.first])
 
 

@@ -9,7 +9,7 @@ for the window before.
 
 With a link for each lane some lane is cut at almost every step, and windows that end at every cut would be too short
 for a kernel. :func:`coded_windows` writes such a cut as a factor :math:`2^{-48}` instead, and lets all weights begin at
-:math:`2^{64}`, for cuts only lower them: a window holds three cuts in every lane. What then crosses a cut is
+:math:`2^{48}`, for cuts only lower them: a window holds three cuts in every lane. What then crosses a cut is
 :math:`2^{-48}` of what lies behind it: lost in float32's rounding where the step before the cut has an adjoint of its
 own, a leak where it has none. The window says which steps those are; whoever uses it has to look
 (:mod:`artbp.ops.onednn`).
@@ -29,9 +29,8 @@ from torch import Tensor
 
 LIMIT = 2.0**32  # a product beyond it, or below its inverse, splits the window: adjoints keep 2^-94 of room in float32
 CUT = 2.0**-48  # what stands for a zero in coded windows
-ROOM = 2.0**80  # coded weights stay between its inverse and it: adjoints that begin near 2^8 keep 2^±38 on either side
-START = 2.0**64  # w_0 of a coded window: three cuts down to 1 / ROOM, and 2^16 for the compensations in between
-LIFT = 2.0**16  # on 1 / w there, which then lies in 2^-64 to 2^96: what it multiplies may be from 2^-62 to 2^31
+START = 2.0**48  # w_0 there
+LOW, HIGH = 2.0**-96, 2.0**64  # between which w stays there: three cuts down, and 2^16 up for compensations in between
 
 
 @dataclass(slots=True)
@@ -41,12 +40,15 @@ class Window:
     first: int
     last: int
     edge: float | NDArray[np.float64]  # the link on the state that enters: a number, or (B,)
-    weights: Tensor | None  # w (n, 1, 1) or (n, B, 1); None where all are one
-    inverse: Tensor | None  # lift / w, float32 like the weights
-    following: Tensor | None  # lift / w of the next step, for what step t hands to step t+1; the last row is one
-    start: float = 1.0  # w_0, the same for all lanes
-    lift: float = 1.0  # it and w_0 are one, unless cuts are coded
+    weights: Tensor | None  # w (n, 1, 1) or (n, B, 1), float32; None where all are one
+    following: Tensor | None  # w of the next step, for what step t hands to step t+1; the last row is one
+    start: float = 1.0  # w_0; another than one where cuts are coded
     around: tuple[NDArray[np.intp], NDArray[np.intp]] | None = None  # if coded, and cut: see `_around`
+
+    @property
+    def inverse(self) -> Tensor | None:
+        """1 / w."""
+        return None if self.weights is None else self.weights.reciprocal()
 
     def scale_entering(self, gradient: Tensor) -> Tensor:
         """edge · gradient, a new tensor, exactly zero where the edge is."""
@@ -105,7 +107,7 @@ def _window(
 ) -> Window:
     edge = _edge(links[first])
     if product is None:
-        return Window(first, last, edge, None, None, None)
+        return Window(first, last, edge, None, None)
     return Window(first, last, edge, *_scales(product, device))
 
 
@@ -114,17 +116,16 @@ def _edge(links: Any) -> float | NDArray[np.float64]:
     return float(np.max(links)) if links.size == 1 or not links.any() else links.copy()
 
 
-def _scales(product: NDArray[np.float64], device: torch.device, lift: float = 1.0) -> tuple[Tensor, Tensor, Tensor]:
-    """w, lift / w, and lift / w of the next step, each (n, 1 or B, 1)."""
+def _scales(product: NDArray[np.float64], device: torch.device) -> tuple[Tensor, Tensor]:
+    """w, and w of the next step, each (n, 1 or B, 1)."""
     steps = len(product)
-    rows = np.empty((2 * steps + 1, product.size // steps, 1), dtype=np.float32)
+    rows = np.empty((steps + 1, product.size // steps, 1), dtype=np.float32)
     rows[:steps] = product.reshape(steps, -1, 1)
-    np.divide(lift, rows[:steps], out=rows[steps:-1])
-    rows[-1] = 1.0
+    rows[steps] = 1.0
     scales = torch.from_numpy(rows)
     if device.type != "cpu":
         scales = scales.to(device)
-    return scales.narrow(0, 0, steps), scales.narrow(0, steps, steps), scales.narrow(0, steps + 1, steps)
+    return scales.narrow(0, 0, steps), scales.narrow(0, 1, steps)
 
 
 def _spans(links: NDArray[np.float64]) -> Iterator[tuple[int, int, NDArray[np.float64] | None]]:
@@ -148,7 +149,7 @@ def _spans(links: NDArray[np.float64]) -> Iterator[tuple[int, int, NDArray[np.fl
 def _coded(links: NDArray[np.float64], device: torch.device) -> list[Window]:
     """The coded windows of links (T, B): each as long as the weights of its most restless lane allow."""
     cut = links == 0.0
-    if not cut[1:].any():
+    if not np.logical_or.reduce(cut[1:], None):
         first, last, product = next(_spans(links))
         if last == len(links):
             return [_window(links, first, last, product, device)]
@@ -159,12 +160,12 @@ def _coded(links: NDArray[np.float64], device: torch.device) -> list[Window]:
         while first < length:
             factors[first] = START
             product = np.multiply.accumulate(factors[first:])
-            if np.minimum.reduce(product, None) < 1.0 / ROOM or np.maximum.reduce(product, None) > ROOM:
-                outside = ((product < 1.0 / ROOM) | (product > ROOM)).any(axis=1)
+            if np.minimum.reduce(product, None) < LOW or np.maximum.reduce(product, None) > HIGH:
+                outside = np.logical_or.reduce((product < LOW) | (product > HIGH), 1)
                 product = product[: int(outside.argmax())]
             last = first + len(product)
             around = _around(cut[first + 1 : last])
-            found.append(Window(first, last, _edge(links[first]), *_scales(product, device, LIFT), START, LIFT, around))
+            found.append(Window(first, last, links[first], *_scales(product, device), START, around))
             first = last
     return found
 
@@ -172,4 +173,4 @@ def _coded(links: NDArray[np.float64], device: torch.device) -> list[Window]:
 def _around(cut: NDArray[np.bool_]) -> tuple[NDArray[np.intp], NDArray[np.intp]] | None:
     """The steps just before each cut, and just behind it (2, cuts), counted from the window's first; and its lane."""
     steps, lanes = cut.nonzero()
-    return (np.stack((steps, steps + 1)), lanes) if len(steps) else None
+    return (np.array((steps, steps + 1)), lanes) if len(steps) else None

@@ -37,7 +37,7 @@ from artbp.ops._weights import Window, coded_windows
 _LSTM = 2  # oneDNN's number for it
 CONTRAST = 2.0**20  # how far below the largest adjoint the one before a coded cut may be
 LEAST = 2.0**24  # how far below what lies before a coded cut that has to be which comes back to it
-LEVEL = 8  # log2 of what the largest adjoint is scaled to in a coded window, the middle of what its weights leave free
+LEVEL = 24  # log2 of what the largest adjoint is scaled to in a coded window, the middle of what its weights leave free
 
 
 def recurrence(mode: str, x: Tensor, hx: Tensors, weights: Weights, links: Tensor | None) -> tuple[Tensor, Tensors]:
@@ -114,8 +114,11 @@ def _gradients(ctx: Any, tensors: Tensors, incoming: Gradients) -> Sequence[Tens
     """The gradients of what the forward was given, window by window; None where a coded cut would not be one."""
     spans, needed = ctx.spans, ctx.needs_input_grad
     inputs, (y, x, w_ih), saved = tensors[:7], tensors[7:10], tensors[10:]
-    weights = [w_ih, *[None if weight is None else weight.contiguous() for weight in inputs[4:]]]
+    others: tuple[Any, ...] = inputs[4:]
+    weights = [w_ih, *[None if weight is None else weight.contiguous() for weight in others]]
     d_y, d_h, d_c = incoming
+    largest, before = _arriving(spans, d_y)
+    raw: list[Tensor | None] = []  # the gradients of x, still weighted
     parts: list[Tensor | None] = []
     total: list[Tensor] = []
     unit = 1.0  # what the total is to be divided by
@@ -124,25 +127,25 @@ def _gradients(ctx: Any, tensors: Tensors, incoming: Gradients) -> Sequence[Tens
         if len(spans) > 1:
             span = slice(window.first, window.last)
             here = x[span], y[span], None if d_y is None else d_y[span]
-        arriving = here[2], d_h, d_c
-        if here[2] is None and d_h is None and d_c is None:
+        if d_y is None and d_h is None and d_c is None:
+            raw.append(None)
             parts.append(None)
             continue
-        scale = _scale(window, arriving)
+        scale = 1.0 if window.start == 1.0 else _scale(max(largest, _size(d_h), _size(d_c)), before[k])
         if scale is None:
             return None
-        d_x, d_h, d_c, *found = _backward(window, *here[:2], weights, saved[4 * k : 4 * k + 4], arriving, scale)
-        if window.around is not None and not _cut(window.around, d_x):
-            return None
+        w = window.weights if scale == 1.0 or window.weights is None else window.weights * scale
+        d_x, d_h, d_c, *found = _backward(window, w, *here, weights, saved[4 * k : 4 * k + 4], (d_h, d_c))
+        raw.append(d_x)
         if needed[1]:
-            parts.append(_unweighted(d_x, window, scale, ctx.width))
+            parts.append(_unweighted(d_x, w, ctx.width))
         d_h, d_c = _entering(d_h, d_c, window, scale) if k or needed[2] or needed[3] else (None, None)
         if ctx.width is not None:
             del found[2]  # the sum of what is weighted; the bias is a column of W_ih
-        ratio = unit / (scale * window.lift) if total else 1.0
-        unit = unit if total else scale * window.lift
+        ratio = unit / scale if total else 1.0
+        unit = unit if total else scale
         total = [a.add_(b, alpha=ratio) for a, b in zip(total, found, strict=True)] if total else found
-    if spans[0].start != 1.0 and not _finite([*total, *parts, d_h, d_c]):
+    if spans[0].start != 1.0 and not (_cut(spans, raw[::-1]) and _finite([*total, *parts, d_h, d_c])):
         return None
     d_x = _joined(parts[::-1], spans, inputs[0]) if total and needed[1] else None
     gradients = [d_x, d_h, d_c, *_of_weights(total, unit, inputs[5] is not None, ctx.width)]
@@ -151,37 +154,52 @@ def _gradients(ctx: Any, tensors: Tensors, incoming: Gradients) -> Sequence[Tens
     return gradients
 
 
-def _scale(window: Window, incoming: Gradients) -> float | None:
+def _arriving(spans: Sequence[Window], d_y: Tensor | None) -> tuple[float, list[float]]:
+    """The largest of what arrives at coded windows, and the least in each of what arrives just before a cut."""
+    if spans[0].start == 1.0:
+        return 0.0, []
+    before = []
+    for window in spans:
+        if window.around is None:
+            before.append(math.inf)
+        elif d_y is None:
+            before.append(0.0)
+        else:
+            steps, lanes = window.around
+            before.append(float(np.minimum.reduce(_heights(d_y, steps[0] + window.first, lanes))))
+    return _size(d_y), before
+
+
+def _scale(largest: float, before: float) -> float | None:
     """The power of two by which to multiply what arrives at a window; None where a coded cut would not be one."""
-    if window.start == 1.0:
+    if largest == 0.0:
         return 1.0
-    d_y = incoming[0]
-    largest = max(_size(gradient) for gradient in incoming if gradient is not None)
-    if window.around is not None:
-        steps, lanes = window.around
-        least = 0.0 if d_y is None else float(np.minimum.reduce(_heights(d_y, steps[0], lanes)))
-        if least * CONTRAST < largest:
-            return None
-    if not 2.0**-64 <= largest <= 2.0**64:
-        return 1.0 if largest == 0.0 else None
-    return 2.0 ** min(40, max(-40, LEVEL - math.frexp(largest)[1]))
+    if before * CONTRAST < largest or not 2.0**-64 <= largest <= 2.0**64:
+        return None
+    return 2.0 ** min(56, max(-24, LEVEL - math.frexp(largest)[1]))
 
 
-def _size(gradient: Tensor) -> float:
-    """The largest of the absolute values; nan where one is."""
+def _size(gradient: Tensor | None) -> float:
+    """The largest of the absolute values; nan where one is, and 0 for None."""
+    if gradient is None:
+        return 0.0
     low, high = gradient.aminmax()
     return max(-low.item(), high.item())
 
 
+def _cut(spans: Sequence[Window], raw: Sequence[Tensor | None]) -> bool:
+    """Whether what came back to every coded cut, however it grew on its way, is nothing beside what lies before it."""
+    for window, d_x in zip(spans, raw, strict=True):
+        if window.around is not None and d_x is not None:
+            before, behind = _heights(d_x, *window.around)
+            if not np.logical_and.reduce(behind < before * (1.0 / LEAST)):
+                return False
+    return True
+
+
 def _finite(gradients: Sequence[Tensor | None]) -> bool:
     """Whether inf or nan was anywhere: behind a coded cut, which it crosses, or where a weight had too little room."""
-    return math.isfinite(sum(float(gradient.sum()) for gradient in gradients if gradient is not None))
-
-
-def _cut(around: tuple[NDArray[np.intp], NDArray[np.intp]], d_x: Tensor) -> bool:
-    """Whether what came back to every coded cut, however it grew on its way, is nothing beside what lies before it."""
-    before, behind = _heights(d_x, *around)
-    return bool((behind < before * (1.0 / LEAST)).all())
+    return math.isfinite(sum(gradient.sum().item() for gradient in gradients if gradient is not None))
 
 
 def _heights(gradient: Tensor, steps: NDArray[np.intp], lanes: NDArray[np.intp]) -> NDArray[np.float32]:
@@ -197,22 +215,25 @@ def _heights(gradient: Tensor, steps: NDArray[np.intp], lanes: NDArray[np.intp])
 
 def _backward(
     window: Window,
+    w: Tensor | None,
     x: Tensor,
     y: Tensor,
+    d_y: Tensor | None,
     weights: Sequence[Any],
     saved: Sequence[Tensor],
     incoming: Gradients,
-    scale: float,
 ) -> tuple[Any, ...]:
-    """The operator's gradients of one window: of x, the states, W_ih, W_hh and a bias, all still weighted."""
+    """The operator's gradients of one window: of x, the states, W_ih, W_hh and a bias, all still weighted.
+
+    w: the window's weights, times the scale of what arrives.
+    """
     h, c, c_last, workspace = saved
     w_ih, w_hh, b_ih, b_hh = weights
-    d_y, d_h, d_c = incoming
-    w, inverse, following = window.weights, window.inverse, window.following
-    if w is not None and inverse is not None and following is not None:
+    d_h, d_c = incoming
+    if w is not None and window.weights is not None and window.following is not None:
+        x, y = x / window.weights, y / window.following
         if window.start != 1.0:
-            w, h = w * scale, h * (window.lift / window.start)
-        x, y = x * inverse, y * following
+            h = h * (1.0 / window.start)
         if w_hh.dtype is not torch.float32:  # scaled in float32 and rounded once
             x, y, h = x.to(w_hh.dtype), y.to(w_hh.dtype), h.to(w_hh.dtype)
         d_y = None if d_y is None else d_y * w
@@ -226,30 +247,22 @@ def _backward(
     return d_x, d_h, d_c, d_w_ih, d_w_hh, d_b
 
 
-def _unweighted(d_x: Tensor, window: Window, scale: float, width: int | None) -> Tensor:
+def _unweighted(d_x: Tensor, w: Tensor | None, width: int | None) -> Tensor:
     """The gradient of x, without the column of ones that follows `width` others, if any."""
     if width is not None:
         d_x = d_x.narrow(2, 0, width)
-    if window.inverse is None:
-        return d_x
-    factor = 1.0 / (scale * window.lift)
-    return d_x * (window.inverse if factor == 1.0 else window.inverse * factor)
+    return d_x if w is None else d_x / w
 
 
 def _entering(d_h: Any, d_c: Any, window: Window, scale: float) -> tuple[Tensor | None, Tensor | None]:
     """What the window hands to the one before, or to the states that came in; None where every lane is cut."""
-    edge, factor = window.edge, 1.0 / (scale * window.start)
-    if isinstance(edge, float):
-        if edge == 0.0:
-            return None, None
-        factor *= edge
-        return (d_h, d_c) if factor == 1.0 else (d_h * factor, d_c * factor)
-    column = torch.from_numpy((edge * factor).astype(np.float32)).unsqueeze(1)  # (B, 1)
-    d_h, d_c = d_h * column, d_c * column
-    if not edge.all():
-        cut = column == 0.0
-        d_h, d_c = d_h.masked_fill_(cut, 0.0), d_c.masked_fill_(cut, 0.0)
-    return d_h, d_c
+    edge = window.edge
+    if not np.logical_or.reduce(edge, None):
+        return None, None
+    if window.start == 1.0:
+        return window.scale_entering(d_h), window.scale_entering(d_c)
+    factor = torch.from_numpy(np.float32(edge * (1.0 / (scale * window.start)))).unsqueeze(1)  # (B, 1)
+    return d_h * factor, d_c * factor  # zero where the edge is, or nan, which sends all to the batched path
 
 
 def _of_weights(total: Sequence[Tensor], unit: float, biases: bool, width: int | None) -> list[Tensor | None]:
