@@ -152,8 +152,7 @@ def test_nothing_crosses_the_cuts_of_lanes_where_adjoints_grow(links: float) -> 
     for found, expected in zip(
         gradients(onednn.recurrence, torch.float32), gradients(naive.recurrence, torch.float64), strict=True
     ):
-        before = slice(None, cut) if found.shape[0] == T else slice(None)
-        torch.testing.assert_close(found[before].double(), expected[before], rtol=1e-5, atol=0.0)
+        torch.testing.assert_close(found.double(), expected, rtol=1e-5, atol=0.0)
 
 
 @pytest.fixture
@@ -282,6 +281,37 @@ def test_coded_windows_hold_the_weights_they_promise() -> None:
         assert (w[0] == window.start).all()
         assert torch.equal(window.following[:-1], window.weights[1:])
         assert torch.equal(torch.as_tensor(window.edge), links[window.first])
+
+
+@pytest.mark.usefixtures("_without_the_batched_path")
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_a_single_lane_codes_its_cuts_whatever_the_shape_of_its_links(dtype: torch.dtype) -> None:
+    links = artbp.Truncation(artbp.PowerLaw(mean=8, alpha=4), seed=3).links(60)
+    cuts = int((links == 0).sum())
+    assert len(_weights.windows(links, torch.device("cpu"))) == cuts + 1 > 4
+    assert len(_weights.coded_windows(links, 1, torch.device("cpu"))) == cuts // 4 + 1
+    assert len(_weights.coded_windows(links, 2, torch.device("cpu"))) == cuts + 1
+    found = []
+    for given in (links, links.unsqueeze(1)):
+        problem = draw("LSTM", 60, 1, 5, 9, links=given, dtype=dtype)
+        found.append(evaluate(onednn.recurrence, problem, dtype))
+        assert distance(found[-1], specified(problem)) <= _COARSE[dtype]
+    assert all(torch.equal(a, b) for a, b in zip(*found, strict=True))
+
+
+@pytest.mark.parametrize("behind", [float("inf"), float("nan"), 1e30])
+@pytest.mark.parametrize("size", [0.0, 1.0])
+def test_nothing_crosses_the_cut_of_a_single_lane(behind: float, size: float) -> None:
+    links = torch.full((9,), 1.1, dtype=torch.float64)
+    links[5] = 0.0
+    problem = draw("LSTM", 9, 1, 3, 4, links=links, dtype=torch.float32)
+    adjoints = tuple(size * adjoint for adjoint in problem.adjoints)
+    expected = specified(Problem("LSTM", *_parts(problem), links, adjoints))
+    adjoints[0][7] = behind
+    found = evaluate(onednn.recurrence, Problem("LSTM", *_parts(problem), links, adjoints), torch.float32)
+    torch.testing.assert_close(found[3][:5].double(), expected[3][:5], rtol=1e-5, atol=1e-7 * size)
+    for state, wanted in zip(found[4:6], expected[4:6], strict=True):
+        torch.testing.assert_close(state.double(), wanted, rtol=1e-5, atol=1e-7 * size)
 
 
 def test_links_per_lane_without_cuts_need_no_code() -> None:
