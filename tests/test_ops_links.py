@@ -269,10 +269,10 @@ def test_coded_windows_hold_the_weights_they_promise() -> None:
         assert window.weights is not None
         assert window.following is not None
         inside = links[window.first : window.last].clone()
-        assert window.around is not None
+        assert window.before is not None
         steps, lanes = (inside[1:] == 0).nonzero(as_tuple=True)
-        assert window.around[0].tolist() == [steps.tolist(), (steps + 1).tolist()]
-        assert window.around[1].tolist() == lanes.tolist()
+        assert window.before[0].tolist() == steps.tolist()
+        assert window.before[1].tolist() == lanes.tolist()
         inside[inside == 0] = _weights.CUT
         w = window.weights.squeeze(2).double()
         assert torch.allclose(w[1:] / w[:-1], inside[1:], rtol=1e-6)
@@ -316,7 +316,7 @@ def test_nothing_crosses_the_cut_of_a_single_lane(behind: float, size: float) ->
 
 def test_links_per_lane_without_cuts_need_no_code() -> None:
     (window,) = _weights.coded_windows(torch.full((9, 2), 1.5, dtype=torch.float64), 2, torch.device("cpu"))
-    assert window.around is None
+    assert window.before is None
     assert window.start == 1.0
     assert window.weights is not None
     assert window.weights[0].tolist() == [[1.0], [1.0]]

@@ -43,7 +43,9 @@ class Window:
     weights: Tensor | None  # w (n, 1, 1) or (n, B, 1), float32; None where all are one
     following: Tensor | None  # w of the next step, for what step t hands to step t+1; the last row is one
     start: float = 1.0  # w_0; another than one where cuts are coded
-    around: tuple[NDArray[np.intp], NDArray[np.intp]] | None = None  # if coded, and cut: see `_around`
+    before: tuple[NDArray[np.intp], NDArray[np.intp]] | None = (
+        None  # if coded: steps, from first on, and lanes before cuts
+    )
 
     @property
     def inverse(self) -> Tensor | None:
@@ -122,10 +124,10 @@ def _scales(product: NDArray[np.float64], device: torch.device) -> tuple[Tensor,
     rows = np.empty((steps + 1, product.size // steps, 1), dtype=np.float32)
     rows[:steps] = product.reshape(steps, -1, 1)
     rows[steps] = 1.0
-    scales = torch.from_numpy(rows)
-    if device.type != "cpu":
-        scales = scales.to(device)
-    return scales.narrow(0, 0, steps), scales.narrow(0, 1, steps)
+    if device.type == "cpu":
+        return torch.from_numpy(rows[:steps]), torch.from_numpy(rows[1:])  # cheaper than views of torch's
+    scales = torch.from_numpy(rows).to(device)
+    return scales[:steps], scales[1:]
 
 
 def _spans(links: NDArray[np.float64]) -> Iterator[tuple[int, int, NDArray[np.float64] | None]]:
@@ -155,22 +157,17 @@ def _coded(links: NDArray[np.float64], device: torch.device) -> list[Window]:
             return [_window(links, first, last, product, device)]
     factors = np.where(cut, CUT, links)
     found = []
-    first, length = 0, len(links)
+    first = 0
     with np.errstate(over="ignore"):
-        while first < length:
+        while first < len(links):
             factors[first] = START
             product = np.multiply.accumulate(factors[first:])
             if np.minimum.reduce(product, None) < LOW or np.maximum.reduce(product, None) > HIGH:
                 outside = np.logical_or.reduce((product < LOW) | (product > HIGH), 1)
                 product = product[: int(outside.argmax())]
             last = first + len(product)
-            around = _around(cut[first + 1 : last])
-            found.append(Window(first, last, links[first], *_scales(product, device), START, around))
+            steps, lanes = cut[first + 1 : last].nonzero()
+            before = (steps, lanes) if len(steps) else None
+            found.append(Window(first, last, links[first], *_scales(product, device), START, before))
             first = last
     return found
-
-
-def _around(cut: NDArray[np.bool_]) -> tuple[NDArray[np.intp], NDArray[np.intp]] | None:
-    """The steps just before each cut, and just behind it (2, cuts), counted from the window's first; and its lane."""
-    steps, lanes = cut.nonzero()
-    return (np.array((steps, steps + 1)), lanes) if len(steps) else None

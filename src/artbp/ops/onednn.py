@@ -160,13 +160,13 @@ def _arriving(spans: Sequence[Window], d_y: Tensor | None) -> tuple[float, list[
         return 0.0, []
     before = []
     for window in spans:
-        if window.around is None:
+        if window.before is None:
             before.append(math.inf)
         elif d_y is None:
             before.append(0.0)
         else:
-            steps, lanes = window.around
-            before.append(float(np.minimum.reduce(_heights(d_y, steps[0] + window.first, lanes))))
+            steps, lanes = window.before
+            before.append(float(np.minimum.reduce(_heights(d_y, steps + window.first, lanes))))
     return _size(d_y), before
 
 
@@ -190,8 +190,9 @@ def _size(gradient: Tensor | None) -> float:
 def _cut(spans: Sequence[Window], raw: Sequence[Tensor | None]) -> bool:
     """Whether what came back to every coded cut, however it grew on its way, is nothing beside what lies before it."""
     for window, d_x in zip(spans, raw, strict=True):
-        if window.around is not None and d_x is not None:
-            before, behind = _heights(d_x, *window.around)
+        if window.before is not None and d_x is not None:
+            steps, lanes = window.before
+            before, behind = _heights(d_x, steps, lanes), _heights(d_x, steps + 1, lanes)
             if not np.logical_and.reduce(behind < before * (1.0 / LEAST)):
                 return False
     return True
@@ -257,11 +258,14 @@ def _unweighted(d_x: Tensor, w: Tensor | None, width: int | None) -> Tensor:
 def _entering(d_h: Any, d_c: Any, window: Window, scale: float) -> tuple[Tensor | None, Tensor | None]:
     """What the window hands to the one before, or to the states that came in; None where every lane is cut."""
     edge = window.edge
-    if not np.logical_or.reduce(edge, None):
+    if isinstance(edge, float) and edge == 0.0:
         return None, None
-    if window.start == 1.0:
+    if isinstance(edge, float) or window.start == 1.0:
         return window.scale_entering(d_h), window.scale_entering(d_c)
-    factor = torch.from_numpy(np.float32(edge * (1.0 / (scale * window.start)))).unsqueeze(1)  # (B, 1)
+    if not np.logical_or.reduce(edge):
+        return None, None
+    column = (edge * (1.0 / (scale * window.start))).astype(np.float32).reshape(-1, 1)  # (B, 1)
+    factor = torch.from_numpy(column)
     return d_h * factor, d_c * factor  # zero where the edge is, or nan, which sends all to the batched path
 
 
