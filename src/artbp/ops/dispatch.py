@@ -109,8 +109,8 @@ TABLE = (
         pays=_onednn_here,
         evidence="oneDNN's LSTM takes 0.4 to 1.1 of the batched path's time for one window of 64 steps, 0.5 to 1.1 for"
         " one of 4 to 16 up to 256 units (0.9 to 1.6 at 1000: a rough look, noisy); of several windows, 0.75 to 1.0 at"
-        " 8 steps each, 0.9 to 1.7 at 4. A window holds a stretch between shared cuts, or some three cuts of every"
-        " lane.",
+        " 8 steps each, 0.9 to 1.7 at 4. A window holds a stretch between shared cuts, or three cuts of every"
+        " lane, or of the only one.",
     ),
     Rule(
         "fused",

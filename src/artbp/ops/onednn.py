@@ -9,14 +9,17 @@ the weight gradient of a column of ones in x.
 Cost beside torch.nn's: four passes over tensors of the size of x or y where links differ from one, none where they are
 one throughout a window; a copy of y where there are several windows.
 
-With a link for each lane the windows are coded ones, in which a cut is a factor of 2^-48. The backward looks whether
-that is as good as a cut: before it, whether what arrives just before every cut is within 2^-20 of the largest that
-arrives anywhere; after it, by the gradient of x, whether what came back to every cut, however it grew on its way, is
-below 2^-24 of what lies before it, and whether all is finite. Where it is not (a loss on the last step alone, adjoints
-that grow, inf or nan behind a cut, inputs that no weight reads), the batched path, whose cuts are exact zeros, computes
-the gradient instead, at some three times the price. The looks are at rows of x: a cell state whose gates are all
-saturated shows nothing there, and would have to grow by 2^24 to matter. Inputs that are all below 1e-18 lose precision
-in the gradient of their weight, for 1/w reaches 2^-64.
+With a link for each lane, or one lane alone, the windows are coded ones, in which a cut is a factor of 2^-48. The
+backward looks whether that is as good as a cut: at first, whether what arrives just before every cut is within 2^-20 of
+the largest that arrives anywhere; in the end, by the gradient of x, whether what came back to every cut, however it
+grew on its way, is below 2^-24 of what lies before it, and whether all is finite. Where it is not (a loss on few of the
+steps, adjoints that grow, inf or nan behind a cut, inputs that no weight reads), the batched path, whose cuts are exact
+zeros, computes the gradient instead, at some three times the price. The looks are at rows of x: a cell state whose
+gates are all saturated shows nothing there, and would have to grow by 2^24 to matter. Inputs that are all below 1e-18
+lose precision in the gradient of their weight, for w reaches 2^64; and some above 1e9 are left to the batched path.
+
+Between two calls of the operator little of Python, numpy or torch stays in a core's caches, and a call of any of them
+costs many times what it costs in a loop. Hence one look for all windows rather than one for each.
 """
 
 from __future__ import annotations
