@@ -184,9 +184,46 @@ _COARSE = {torch.float32: 2e-6, torch.bfloat16: 1e-2}
 def test_coded_cuts_serve_inputs_of_any_size(size: float) -> None:
     links = artbp.Truncation(artbp.PowerLaw(mean=20, alpha=4), seed=3).links(60, 7)
     problem = draw("LSTM", 60, 7, 5, 9, links=links, dtype=torch.float32)
-    x, (w_ih, *others) = (size * problem.x).float().double(), problem.weights
-    problem = Problem("LSTM", x, problem.hx, ((w_ih / size).float().double(), *others), links, problem.adjoints)
+    problem = _with_inputs_of(size, problem)
     assert distance(evaluate(onednn.recurrence, problem, torch.float32), specified(problem)) <= 2e-6
+
+
+def test_inputs_that_coded_weights_leave_no_room_for_are_exact_all_the_same() -> None:
+    links = artbp.Truncation(artbp.PowerLaw(mean=10, alpha=4), seed=3).links(60, 7)
+    problem = _with_inputs_of(1e20, draw("LSTM", 60, 7, 5, 9, links=links, dtype=torch.float32))
+    assert distance(evaluate(onednn.recurrence, problem, torch.float32), specified(problem)) <= 2e-6
+
+
+def _with_inputs_of(size: float, problem: Problem) -> Problem:
+    """Inputs times size and W_ih over it, in float32: the layer computes the same."""
+    x, (w_ih, *others) = (size * problem.x).float().double(), problem.weights
+    weights = ((w_ih / size).float().double(), *others)
+    return Problem("LSTM", x, problem.hx, weights, problem.links, problem.adjoints)
+
+
+@pytest.mark.usefixtures("_without_the_batched_path")
+def test_windows_whose_adjoints_differ_in_size_add_up() -> None:
+    """Lane 0 is cut at every fourth step, lane 1 never; there what is carried grows from window to window."""
+    links = torch.full((40, 2), 1.5, dtype=torch.float64)
+    links[::4, 0] = 0.0
+    problem = draw("LSTM", 40, 2, 5, 9, links=links, dtype=torch.float32)
+    w_ih, w_hh, b_ih, b_hh = problem.weights
+    b_ih = b_ih.clone()
+    b_ih[9:18] += 3.0  # the forget gate is open
+    problem = Problem("LSTM", problem.x, problem.hx, (w_ih, w_hh, b_ih, b_hh), links, problem.adjoints)
+    assert len(_weights.coded_windows(links, 2, torch.device("cpu"))) == 3
+    assert distance(evaluate(onednn.recurrence, problem, torch.float32), specified(problem)) <= 2e-6
+
+
+def test_what_arrives_is_looked_at_just_before_the_cuts_of_each_window() -> None:
+    links = torch.full((9, 2), 1.5, dtype=torch.float64)
+    links[2::6, 0], links[3:7, 1] = 0.0, 0.0
+    spans = _weights.coded_windows(links, 2, torch.device("cpu"))
+    assert [window.first for window in spans] == [0, 6]
+    sizes = 100.0 + torch.arange(18.0).view(9, 2)
+    d_y = torch.stack((sizes, torch.zeros(9, 2), -sizes), dim=2)
+    assert onednn._arriving(spans, d_y) == (117.0, [sizes[1, 0].item(), sizes[7, 0].item()])
+    assert onednn._arriving(spans, None) == (0.0, [0.0, 0.0])
 
 
 @pytest.mark.parametrize("size", [1e-34, 1e25])
@@ -256,6 +293,11 @@ def test_windows_hold_the_weights_they_promise() -> None:
     assert windows[2].weights is None
     assert windows[1].weights is not None
     assert windows[1].weights.flatten().tolist() == [1.0, 2.0, 1.0, 3.0]
+    assert windows[1].following is not None
+    assert windows[1].following.flatten().tolist() == [2.0, 1.0, 3.0, 1.0]
+    assert windows[1].inverse is not None
+    assert torch.equal(windows[1].inverse, 1 / windows[1].weights)
+    assert windows[0].inverse is None
     assert windows[4].weights is not None
     assert windows[4].weights.flatten().tolist() == [1.0, 1.5]
 
