@@ -96,12 +96,15 @@ def _remembered(coded: bool, links: Tensor, device: torch.device) -> list[Window
     return found
 
 
-def only_first(links: Tensor) -> bool:
+def only_first(links: Tensor, lanes: int) -> bool:
     """Whether all links but the first are one, so that there is nothing to scale inside."""
-    values = links.numpy()
-    if len(values) > 1 and values.size and values.item(-1) != 1.0:  # mostly
+    if links.dim() == 1:
+        spans = coded_windows(links, lanes, links.device)  # known, mostly
+        return len(spans) == 1 and spans[0].weights is None
+    rest = links.numpy()[1:]
+    if rest.size and rest.item(-1) != 1.0:  # mostly
         return False
-    return bool((values[1:] == 1.0).all())
+    return bool((rest == 1.0).all())
 
 
 def _window(
