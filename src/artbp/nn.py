@@ -106,7 +106,7 @@ def _forward(layer: _Linked, plain: Any, source: Any, hx: Any, given: Tensor) ->
         return plain(source, hx)
     if transformed:
         return _stack.run(layer, sequences, links)
-    if only_first(links):  # the edge into the call is all there may be to scale, or to cut
+    if only_first(links, sequences.lanes):  # the edge into the call is all there may be to scale, or to cut
         edge_is_one = bool((links[0] == 1).all())
         return plain(source, hx if hx is None or edge_is_one else link(hx, links[0], dim=1))
     return _stack.run(layer, sequences, links)

@@ -50,16 +50,23 @@ def links(given: Any, steps: int, lanes: int | None, lanes_first: bool) -> Tenso
     if given.dim() == 1 and given.shape[0] == steps <= SHORT:
         return _sequence(given.numpy().tobytes(), given.dtype is torch.float32)
     _check_shape(given, steps, lanes, lanes_first)
-    values = _checked(given.numpy().astype(np.float64))  # a copy
-    with torch.inference_mode(False):
-        return torch.from_numpy(np.ascontiguousarray(values.T) if values.ndim == 2 and lanes_first else values)
+    values = given.numpy()
+    if values.ndim == 2 and lanes_first:
+        values = values.T
+    return _kept(_checked(values.astype(np.float64, order="C")))  # a copy
 
 
 @lru_cache(maxsize=512)
 def _sequence(data: bytes, single: bool) -> Tensor:
     """Links (T,) from their bytes. Segments of one length have the same links: those are checked, and kept, once."""
-    values = _checked(np.frombuffer(data, np.float32 if single else np.float64).astype(np.float64))
-    with torch.inference_mode(False):  # whoever asks first, a backward may be the next
+    return _kept(_checked(np.frombuffer(data, np.float32 if single else np.float64).astype(np.float64)))
+
+
+def _kept(values: NDArray[np.float64]) -> Tensor:
+    """A tensor that outlives inference mode: whoever asks first, a backward may be the next."""
+    if not torch.is_inference_mode_enabled():
+        return torch.from_numpy(values)
+    with torch.inference_mode(False):
         return torch.from_numpy(values)
 
 

@@ -104,7 +104,9 @@ def _layers(
     for index, group in enumerate(weights):
         if index and layer.dropout and layer.training:
             x = dropout(x, layer.dropout, True)
-        x, state = _layer(layer.mode, x, tuple([part[index] for part in states]), group, links, sequences.blocks)
+        x, state = _layer(
+            layer.mode, x, tuple([part.select(0, index) for part in states]), group, links, sequences.blocks
+        )
         final.append(state)
     if len(final) == 1:
         return x, tuple([part.unsqueeze(0) for part in final[0]])

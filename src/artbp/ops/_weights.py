@@ -8,8 +8,8 @@ given :math:`w_t\, \partial\ell_t`, :math:`x_t/w_t` and :math:`h_{t-1}/w_t`. A l
 for the window before.
 
 With a link for each lane some lane is cut at almost every step, and windows that end at every cut would be too short
-for a kernel. :func:`coded_windows` writes such a cut as a factor :math:`2^{-48}` instead, and centres the weights of
-each lane by a power of two, so that a window holds some three cuts in every lane. What then crosses a cut is
+for a kernel. :func:`coded_windows` writes such a cut as a factor :math:`2^{-48}` instead, and lets all weights begin at
+:math:`2^{48}`, for cuts only lower them: a window holds three cuts in every lane. What then crosses a cut is
 :math:`2^{-48}` of what lies behind it: lost in float32's rounding where the step before the cut has an adjoint of its
 own, a leak where it has none. The window says which steps those are; whoever uses it has to look
 (:mod:`artbp.ops.onednn`).
@@ -20,6 +20,7 @@ from __future__ import annotations
 import weakref
 from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import torch
@@ -28,7 +29,8 @@ from torch import Tensor
 
 LIMIT = 2.0**32  # a product beyond it, or below its inverse, splits the window: adjoints keep 2^-94 of room in float32
 CUT = 2.0**-48  # what stands for a zero in coded windows
-ROOM = 80.0  # log2 of a coded weight stays within ±ROOM: adjoints that begin near 2^8 keep 2^±38 on either side
+START = 2.0**48  # w_0 there
+LOW, HIGH = 2.0**-96, 2.0**64  # between which w stays there: three cuts down, and 2^16 up for compensations in between
 
 
 @dataclass(slots=True)
@@ -37,19 +39,28 @@ class Window:
 
     first: int
     last: int
-    edge: float | Tensor  # the link on the state that enters: a number, or (B, 1)
-    weights: Tensor | None  # w (n, 1, 1) or (n, B, 1); None where all are one
-    inverse: Tensor | None  # 1 / w, float32 like the weights
-    following: Tensor | None  # 1 / w of the next step, for what step t hands to step t+1; the last row is one
-    before: Tensor | None = None  # if coded: where just before a cut, as step · B + lane, steps from first on
+    edge: float | NDArray[np.float64]  # the link on the state that enters: a number, or (B,)
+    weights: Tensor | None  # w (n, 1, 1) or (n, B, 1), float32; None where all are one
+    following: Tensor | None  # w of the next step, for what step t hands to step t+1; the last row is one
+    start: float = 1.0  # w_0; another than one where cuts are coded
+    before: tuple[NDArray[np.intp], NDArray[np.intp]] | None = (
+        None  # if coded: steps, from first on, and lanes before cuts
+    )
+
+    @property
+    def inverse(self) -> Tensor | None:
+        """1 / w."""
+        return None if self.weights is None else self.weights.reciprocal()
 
     def scale_entering(self, gradient: Tensor) -> Tensor:
         """edge · gradient, a new tensor, exactly zero where the edge is."""
-        if isinstance(self.edge, Tensor):
-            return (gradient * self.edge).masked_fill_(self.edge == 0, 0.0)
-        if self.edge == 0.0:
-            return torch.zeros_like(gradient)
-        return gradient if self.edge == 1.0 else gradient * self.edge
+        if isinstance(self.edge, float):
+            if self.edge == 0.0:
+                return torch.zeros_like(gradient)
+            return gradient if self.edge == 1.0 else gradient * self.edge
+        column = torch.from_numpy(self.edge).to(gradient.device, torch.float32).unsqueeze(1)
+        scaled = gradient * column
+        return scaled if self.edge.all() else scaled.masked_fill_(column == 0, 0.0)
 
 
 _known: dict[tuple[int, bool, torch.device], tuple[weakref.ref[Tensor], int, list[Window]]] = {}
@@ -63,12 +74,12 @@ def windows(links: Tensor, device: torch.device) -> list[Window]:
     return _remembered(False, links, device)
 
 
-def coded_windows(links: Tensor, device: torch.device) -> list[Window]:
-    """As `windows`, but for links (T, B), whose cuts are coded as small factors; see the head of this module.
+def coded_windows(links: Tensor, lanes: int, device: torch.device) -> list[Window]:
+    """As `windows`, but where lanes are cut one by one, cuts are coded as small factors; see the head of this module.
 
-    There w_0 is a power of two for each lane. The entering state is to be divided by it, as its edge already is.
+    So are those of a single lane, whatever the shape of its links: its steps are so short that each call weighs.
     """
-    return _remembered(links.dim() == 2, links, device)
+    return _remembered(links.dim() == 2 or lanes == 1, links, device)
 
 
 def _remembered(coded: bool, links: Tensor, device: torch.device) -> list[Window]:
@@ -77,48 +88,49 @@ def _remembered(coded: bool, links: Tensor, device: torch.device) -> list[Window
     if known is not None and known[0]() is links and known[1] == links._version:
         return known[2]
     values = links.numpy()
-    found = list(_coded(values, device)) if coded else [_window(values, *span, device) for span in _spans(values)]
+    if coded:
+        found = _coded(values.reshape(len(values), -1), device)
+    else:
+        found = [_window(values, *span, device) for span in _spans(values)]
     _known[key] = weakref.ref(links, lambda _: _known.pop(key, None)), links._version, found
     return found
 
 
-def only_first(links: Tensor) -> bool:
+def only_first(links: Tensor, lanes: int) -> bool:
     """Whether all links but the first are one, so that there is nothing to scale inside."""
     if links.dim() == 1:
-        spans = windows(links, links.device)  # known, mostly
+        spans = coded_windows(links, lanes, links.device)  # known, mostly
         return len(spans) == 1 and spans[0].weights is None
     rest = links.numpy()[1:]
-    return not len(rest) or (bool(rest[-1].max() == 1.0) and bool((rest == 1.0).all()))  # the last one says no, mostly
+    if rest.size and rest.item(-1) != 1.0:  # mostly
+        return False
+    return bool((rest == 1.0).all())
 
 
 def _window(
     links: NDArray[np.float64], first: int, last: int, product: NDArray[np.float64] | None, device: torch.device
 ) -> Window:
-    if links.ndim == 1 or not links[first].any():
-        edge: float | Tensor = float(links[first].max())
-    else:
-        edge = _column(links[first], device)
+    edge = _edge(links[first])
     if product is None:
-        return Window(first, last, edge, None, None, None)
+        return Window(first, last, edge, None, None)
     return Window(first, last, edge, *_scales(product, device))
 
 
-def _column(values: NDArray[np.float64], device: torch.device) -> Tensor:
-    """(B,) as a float32 column (B, 1)."""
-    return torch.from_numpy(values).to(device, torch.float32).unsqueeze(1)
+def _edge(links: Any) -> float | NDArray[np.float64]:
+    """One step's links, as a number where that is enough."""
+    return float(np.max(links)) if links.size == 1 or not links.any() else links.copy()
 
 
-def _scales(product: NDArray[np.float64], device: torch.device) -> tuple[Tensor, Tensor, Tensor]:
-    """w, 1 / w, and 1 / w of the next step, each (n, 1 or B, 1)."""
+def _scales(product: NDArray[np.float64], device: torch.device) -> tuple[Tensor, Tensor]:
+    """w, and w of the next step, each (n, 1 or B, 1)."""
     steps = len(product)
-    rows = np.empty((3, steps, product.size // steps, 1), dtype=np.float32)
-    rows[0] = product.reshape(rows.shape[1:])
-    np.divide(1.0, rows[0], out=rows[1])
-    rows[2, :-1] = rows[1, 1:]
-    rows[2, -1] = 1.0
-    scales = torch.from_numpy(rows)
-    w, inverse, following = (scales if device.type == "cpu" else scales.to(device)).unbind(0)
-    return w, inverse, following
+    rows = np.empty((steps + 1, product.size // steps, 1), dtype=np.float32)
+    rows[:steps] = product.reshape(steps, -1, 1)
+    rows[steps] = 1.0
+    if device.type == "cpu":
+        return torch.from_numpy(rows[:steps]), torch.from_numpy(rows[1:])  # cheaper than views of torch's
+    scales = torch.from_numpy(rows).to(device)
+    return scales[:steps], scales[1:]
 
 
 def _spans(links: NDArray[np.float64]) -> Iterator[tuple[int, int, NDArray[np.float64] | None]]:
@@ -139,28 +151,26 @@ def _spans(links: NDArray[np.float64]) -> Iterator[tuple[int, int, NDArray[np.fl
         first = last
 
 
-def _coded(links: NDArray[np.float64], device: torch.device) -> Iterator[Window]:
+def _coded(links: NDArray[np.float64], device: torch.device) -> list[Window]:
     """The coded windows of links (T, B): each as long as the weights of its most restless lane allow."""
     cut = links == 0.0
-    if not cut[1:].any():
+    if not np.logical_or.reduce(cut[1:], None):
         first, last, product = next(_spans(links))
         if last == len(links):
-            yield _window(links, first, last, product, device)
-            return
-    bits = np.log2(np.where(cut, CUT, links))  # in logarithms nothing overflows; 2^-45 of what is lost in the sums
-    first, length = 0, len(links)
-    while first < length:
-        height = bits[first:].copy()
-        height[0] = 0.0
-        np.add.accumulate(height, axis=0, out=height)
-        high, low = np.maximum.reduce(height, axis=0), np.minimum.reduce(height, axis=0)
-        if (high - low).max() > 2 * ROOM:
-            highs, lows = np.maximum.accumulate(height, axis=0), np.minimum.accumulate(height, axis=0)
-            steps = int((highs - lows > 2 * ROOM).any(axis=1).argmax())
-            height, high, low = height[:steps], highs[steps - 1], lows[steps - 1]
-        last = first + len(height)
-        height -= np.round((high + low) / 2)
-        edge = 0.0 if cut[first].all() else _column(links[first] * np.exp2(-height[0]), device)
-        before = torch.from_numpy(np.flatnonzero(cut[first + 1 : last])).to(device)
-        yield Window(first, last, edge, *_scales(np.exp2(height), device), before)
-        first = last
+            return [_window(links, first, last, product, device)]
+    factors = np.where(cut, CUT, links)
+    found = []
+    first = 0
+    with np.errstate(over="ignore"):
+        while first < len(links):
+            factors[first] = START
+            product = np.multiply.accumulate(factors[first:])
+            if np.minimum.reduce(product, None) < LOW or np.maximum.reduce(product, None) > HIGH:
+                outside = np.logical_or.reduce((product < LOW) | (product > HIGH), 1)
+                product = product[: int(outside.argmax())]
+            last = first + len(product)
+            steps, lanes = cut[first + 1 : last].nonzero()
+            before = (steps, lanes) if len(steps) else None
+            found.append(Window(first, last, links[first], *_scales(product, device), START, before))
+            first = last
+    return found

@@ -26,10 +26,10 @@ class Problem:
     hidden: int  # H
     links: Tensor | None
 
-    def steps_a_window(self, windows: Callable[[Tensor, torch.device], list[Window]]) -> float:
+    def steps_a_window(self, windows: Callable[[Tensor], list[Window]]) -> float:
         """Steps for each window that a weighted kernel would be called for (see :mod:`artbp.ops._weights`)."""
         steps = self.x.shape[0]
-        return steps if self.links is None else steps / len(windows(self.links, self.x.device))
+        return steps if self.links is None else steps / len(windows(self.links))
 
 
 def _onednn_enabled() -> bool:
@@ -39,7 +39,7 @@ def _onednn_enabled() -> bool:
 def _onednn_here(problem: Problem) -> bool:
     if not _onednn_enabled() or problem.x.numel() == 0:
         return False
-    steps = problem.steps_a_window(coded_windows)
+    steps = problem.steps_a_window(lambda links: coded_windows(links, problem.x.shape[1], problem.x.device))
     return steps >= (4 if steps == problem.x.shape[0] else 8)
 
 
@@ -52,7 +52,11 @@ def _fused_here(problem: Problem) -> bool:
 def _cudnn_here(problem: Problem) -> bool:
     from artbp.ops import cudnn
 
-    return problem.x.numel() > 0 and cudnn.available() and problem.steps_a_window(windows) >= 8
+    return (
+        problem.x.numel() > 0
+        and cudnn.available()
+        and problem.steps_a_window(lambda links: windows(links, problem.x.device)) >= 8
+    )
 
 
 @dataclass(frozen=True)
@@ -105,8 +109,8 @@ TABLE = (
         pays=_onednn_here,
         evidence="oneDNN's LSTM takes 0.4 to 1.1 of the batched path's time for one window of 64 steps, 0.5 to 1.1 for"
         " one of 4 to 16 up to 256 units (0.9 to 1.6 at 1000: a rough look, noisy); of several windows, 0.75 to 1.0 at"
-        " 8 steps each, 0.9 to 1.7 at 4. A window holds a stretch between shared cuts, or some three cuts of every"
-        " lane.",
+        " 8 steps each, 0.9 to 1.7 at 4. A window holds a stretch between shared cuts, or three cuts of every"
+        " lane, or of the only one.",
     ),
     Rule(
         "fused",
