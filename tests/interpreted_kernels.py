@@ -12,7 +12,7 @@ import inspect
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import nullcontext
+from contextlib import contextmanager, nullcontext
 from dataclasses import replace
 
 import numpy as np
@@ -28,7 +28,7 @@ from artbp.ops._types import MODES
 
 pytestmark = pytest.mark.filterwarnings("ignore::RuntimeWarning")  # exp of a large number, masked out later
 
-SIZES = [(1, 1, 1, 1), (5, 3, 2, 20), (3, 17, 3, 33), (4, 2, 4, 16)]  # (T, B, I, H)
+SIZES = [(1, 1, 1, 1), (4, 3, 2, 20), (2, 17, 3, 33), (3, 2, 4, 16)]  # (T, B, I, H)
 TOLERANCE = {torch.float32: 1e-6, torch.bfloat16: 1e-2}
 FORMS = ["scan, weight held", "scan", "graphs"]
 
@@ -80,9 +80,22 @@ def bfloat16(monkeypatch):
     monkeypatch.setattr(builder, "create_dot", patched_dot)
 
 
+runners: dict[tuple[object, ...], _graphs._Runner] = {}  # and what they hold, from test to test, as from call to call
+
+
 @pytest.fixture(autouse=True)
 def without_a_gpu(monkeypatch):
     """The path's own code around the kernels, but for what it asks of CUDA; steps go directly, as inside a capture."""
+
+    @contextmanager
+    def runner(*key):
+        *shape, weight, kind = key
+        if (*shape, kind) not in runners:
+            runners[*shape, kind] = _graphs._Runner(*shape, weight)
+            runners[*shape, kind].warm_up()
+        yield runners[*shape, kind]
+
+    monkeypatch.setattr(_graphs, "_runner", runner)
     monkeypatch.setattr(fused, "_arithmetic", lambda kind, device: nullcontext())
     monkeypatch.setattr(fused, "_kind", lambda x: "bf16" if x.dtype == torch.bfloat16 else "fp32")
     monkeypatch.setattr(fused, "_captured", [])
@@ -121,6 +134,8 @@ every_mode = pytest.mark.parametrize("mode", MODES)
 @every_mode
 @pytest.mark.parametrize("size", SIZES, ids=str)
 def test_outputs_and_gradients_are_the_specifications(size, mode, path):
+    if path is fused.graphs and size[1] > 16:
+        pytest.skip("a second block of lanes has only the scan")
     problem = draw(mode, *size, links="lanes", dtype=torch.float32, seed=3)
     if size[0] > 1:
         problem.links[size[0] // 2, ::2] = 0.0
@@ -131,7 +146,7 @@ def test_outputs_and_gradients_are_the_specifications(size, mode, path):
 @every_mode
 @pytest.mark.parametrize("links", ["none", "shared", "uncompensated", "compensated lanes"])
 def test_links_of_every_kind_and_layers_without_biases(links, mode, path):
-    problem = draw(mode, 6, 2, 3, 5, links=links, bias=False, dtype=torch.float32)
+    problem = draw(mode, 4, 2, 3, 5, links=links, bias=False, dtype=torch.float32)
     assert distance(evaluate(path, problem, torch.float32), specified(problem)) < TOLERANCE[torch.float32]
 
 
@@ -139,7 +154,7 @@ def test_links_of_every_kind_and_layers_without_biases(links, mode, path):
 @every_mode
 def test_storage_in_bfloat16(mode, path):
     """Within what rounding explains; biases keep rectifiers away from their kink, across which it may push them."""
-    problem = draw(mode, 6, 3, 4, 20, links="compensated lanes", dtype=torch.bfloat16)
+    problem = draw(mode, 4, 3, 4, 20, links="compensated lanes", dtype=torch.bfloat16)
     if mode == "RNN_RELU":
         w_ih, w_hh, _, b_hh = problem.weights
         problem = replace(problem, weights=(w_ih / 4, w_hh / 4, b_hh.sign() * 2, b_hh))
@@ -170,9 +185,8 @@ def test_gradients_of_one_output_alone(mode, asked, path):
 
 @either_form
 @every_mode
-@pytest.mark.parametrize("bad", [float("inf"), float("nan")])
 @pytest.mark.parametrize("shared", [False, True])
-def test_nothing_crosses_a_cut(bad, mode, path, shared):
+def test_nothing_crosses_a_cut(mode, path, shared):
     problem = draw(mode, 6, 3, 4, 5, links="none", dtype=torch.float32)
     links = torch.ones(6, 3, dtype=torch.float64)
     links[3, 1] = links[0, 2] = 0.0
@@ -182,7 +196,7 @@ def test_nothing_crosses_a_cut(bad, mode, path, shared):
     x, *rest = (tensor.float().requires_grad_() for tensor in problem.inputs)
     y, _ = path(mode, x, tuple(rest[: len(problem.hx)]), tuple(rest[len(problem.hx) :]), links)
     arriving = torch.ones_like(y)
-    arriving[4, 1] = arriving[2, 2] = bad
+    arriving[4, 1], arriving[2, 2] = float("inf"), float("nan")
     d_x, *d_states = torch.autograd.grad(y, [x, *rest[: len(problem.hx)]], arriving)
     assert d_x[:3, 1].isfinite().all()
     assert not d_x[4, 1].isfinite().all()
@@ -195,8 +209,8 @@ def test_nothing_crosses_a_cut(bad, mode, path, shared):
 @either_form
 @every_mode
 def test_links_near_one_are_not_swallowed(mode, path):
-    """A state that keeps its content passes its adjoint on, times 1.0015 at each of 40 steps."""
-    T, H, dtype = 40, 2, torch.bfloat16
+    """A state that keeps its content passes its adjoint on, times 1.0015 at each of 20 steps."""
+    T, H, dtype = 20, 2, torch.bfloat16
     gates = {"LSTM": 4, "GRU": 3}.get(mode, 1)
     w_hh, bias = torch.zeros(gates * H, H), torch.zeros(gates, H)
     content = 0.5
@@ -212,7 +226,7 @@ def test_links_near_one_are_not_swallowed(mode, path):
     x = torch.zeros(T, 1, 1, dtype=dtype)
     _, final = path(mode, x, hx, tuple(weight.to(dtype) for weight in weights), links)
     (found,) = torch.autograd.grad(final[-1].float().sum(), hx[-1:])
-    torch.testing.assert_close(found.double(), torch.full((1, H), 1.0015**T).double(), rtol=1e-2, atol=0)
+    torch.testing.assert_close(found.double(), torch.full((1, H), 1.0015**T).double(), rtol=5e-3, atol=0)
 
 
 @pytest.fixture
@@ -244,7 +258,7 @@ def concurrent(monkeypatch):
 
     def wait(counter, target, SYNC):
         arrived = ctypes.c_int32.from_address(int(counter.handle.data.item()))
-        deadline = time.monotonic() + 60
+        deadline = time.monotonic() + 20
         while arrived.value < int(target):
             assert time.monotonic() < deadline, f"{arrived.value} of {int(target)} programs arrived"
             time.sleep(1e-4)
