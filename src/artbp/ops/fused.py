@@ -110,7 +110,7 @@ class _Fused(torch.autograd.Function):
         d_y, d_h, *last = (None if gradient is None else _dense(gradient) for gradient in incoming)
         states = [_rows_like(state) for state in inputs[1:-4]]  # filled with their adjoints
         dh, dc = states if mode == "LSTM" else (*states, None)
-        if GATES[mode] == 1 and kind != "fp32" and links is not None:  # no fp32 state carries the adjoint past a product
+        if GATES[mode] == 1 and kind != "fp32" and links is not None:  # products alone carry the adjoint
             links, scales = powers(links)
         with _arithmetic(kind, y.device):
             scale = None if scales is None else _on_device(scales, y)[:-1].unsqueeze(2)  # (T, 1 or B, 1)
