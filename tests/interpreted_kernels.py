@@ -177,6 +177,20 @@ def test_gradients_of_one_output_alone(mode, asked, path):
     assert distance(gradients(path, torch.float32), expected) < TOLERANCE[torch.float32]
 
 
+@pytest.mark.parametrize("path", ["scan, weight held"], indirect=True)
+@every_mode
+def test_each_input_may_be_the_only_one_that_needs_a_gradient(mode, path):
+    problem = draw(mode, 2, 2, 3, 5, links="compensated lanes", dtype=torch.float32)
+    states = len(problem.hx)
+    expected = specified(problem)[1 + states :]
+    for i, exact in enumerate(expected):
+        leaves = [tensor.float().requires_grad_(k == i) for k, tensor in enumerate(problem.inputs)]
+        y, final = path(mode, leaves[0], tuple(leaves[1 : 1 + states]), tuple(leaves[1 + states :]), problem.links)
+        adjoints = [adjoint.float() for adjoint in problem.adjoints]
+        (found,) = torch.autograd.grad((y, *final), leaves[i], adjoints)
+        assert distance([found], [exact]) < TOLERANCE[torch.float32], i
+
+
 @either_form
 @every_mode
 @pytest.mark.parametrize("shared", [False, True])
