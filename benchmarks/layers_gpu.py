@@ -1,6 +1,7 @@
-"""The GPU rows of the layer benchmark: our paths beside cuDNN's nn.LSTM, forward and backward.
+"""The GPU rows of the layer benchmark: our paths beside cuDNN's layers in torch.nn, forward and backward.
 
     python benchmarks/layers_gpu.py --output results/layers-h200/layers.json
+    python benchmarks/layers_gpu.py --modes GRU RNN_TANH --output gru-rnn.json
 
 Variants are interleaved and the median reported; the random lengths are the same list for all; every variant is
 checked against the specification in float64 before it is timed, and a red gate leaves its row without a number. `floor`
@@ -25,7 +26,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from artbp.ops import cudnn, fused, naive
+from artbp.ops import batched, cudnn, fused, naive
+from artbp.ops._types import GATES, MODES
 
 SIZES = [
     (50, 64, 128, 256), (50, 64, 64, 1000), (200, 16, 64, 128), (50, 1, 32, 64),
@@ -34,7 +36,7 @@ SIZES = [
 TOLERANCE = {"fp32": 2e-6, "tf32": 1e-3, "bf16": 1e-2}
 PATHS = {
     "auto": fused.recurrence, "scan": fused.scan, "graphs": fused.graphs, "cudnn": cudnn.recurrence,
-    "loop": naive.recurrence,
+    "batched": batched.recurrence, "loop": naive.recurrence,
 }  # fmt: skip
 
 
@@ -59,17 +61,23 @@ def set_kind(kind: str) -> torch.dtype:
 class Case:
     """One size and precision: the stock layer, our paths over the same parameters, and inputs long enough for all."""
 
-    def __init__(self, size: tuple[int, int, int, int], kind: str, layers: int, longest: int) -> None:
-        self.T, self.B, I, H = size
+    def __init__(self, mode: str, size: tuple[int, int, int, int], kind: str, layers: int, longest: int) -> None:
+        self.mode, (self.T, self.B, I, H) = mode, size
         dtype = set_kind(kind)
         torch.manual_seed(0)
-        self.stock = torch.nn.LSTM(I, H, layers, device="cuda", dtype=dtype)
+        layer, _, nonlinearity = mode.lower().partition("_")
+        options = {"nonlinearity": nonlinearity} if nonlinearity else {}
+        self.stock = getattr(torch.nn, layer.upper())(I, H, layers, device="cuda", dtype=dtype, **options)
+        if mode == "RNN_RELU":  # away from the kink, across which rounding may push: there the derivative is another
+            with torch.no_grad():
+                for name, parameter in self.stock.named_parameters():
+                    parameter.copy_(parameter.sign() * 4 if "bias_ih" in name else parameter / 8)
         self.stock.flatten_parameters()
         self.layers = [
             tuple(getattr(self.stock, f"{name}_l{k}") for name in ("weight_ih", "weight_hh", "bias_ih", "bias_hh"))
             for k in range(layers)
         ]
-        self.zero = torch.zeros(self.B, H, device="cuda", dtype=dtype)
+        self.zeros = (torch.zeros(self.B, H, device="cuda", dtype=dtype),) * (2 if mode == "LSTM" else 1)
         self.x = torch.randn(longest, self.B, I, device="cuda", dtype=dtype)
         self.dy = torch.randn(longest, self.B, H, device="cuda", dtype=dtype)
 
@@ -77,7 +85,7 @@ class Case:
         def call(T: int, links: Tensor | None) -> None:
             y = self.x[:T].requires_grad_()
             for weights in self.layers:
-                y, _ = PATHS[name]("LSTM", y, (self.zero, self.zero), weights, links)
+                y, _ = PATHS[name](self.mode, y, self.zeros, weights, links)
             y.backward(self.dy[:T])
             self.stock.zero_grad(set_to_none=True)
 
@@ -101,13 +109,15 @@ class Case:
             leaves = [t.detach().double() if exact else t.detach() for t in (self.x[:T], *self.layers[0])]
             for leaf in leaves:
                 leaf.requires_grad_()
-            zero = self.zero.double() if exact else self.zero
-            y, _ = call("LSTM", leaves[0], (zero, zero), tuple(leaves[1:]), links)
+            zeros = tuple(zero.double() if exact else zero for zero in self.zeros)
+            y, _ = call(self.mode, leaves[0], zeros, tuple(leaves[1:]), links)
             return [y, *torch.autograd.grad(y, leaves, self.dy[:T].to(y.dtype))]
 
         def stock(mode: str, x: Tensor, hx: Any, weights: Any, links: Any) -> Any:
-            y, h, c = torch.lstm(x, (hx[0][None], hx[1][None]), weights, True, 1, 0.0, True, False, False)
-            return y, (h, c)
+            operator = getattr(torch, mode.lower())
+            first = tuple(state[None] for state in hx)
+            y, *last = operator(x, first if mode == "LSTM" else first[0], weights, True, 1, 0.0, True, False, False)
+            return y, last
 
         found = gradients(stock if name == "torch.nn" else function, exact=False)
         exact = gradients(naive.recurrence, exact=True)
@@ -172,7 +182,7 @@ def floor(case: Case, kind: str) -> float:
         w_ih, w_hh = w_ih.detach(), w_hh.detach()
         x = torch.randn(TB, I, device="cuda", dtype=dtype)
         h = torch.randn(TB, H, device="cuda", dtype=dtype)
-        d = torch.randn(TB, 4 * H, device="cuda", dtype=dtype)
+        d = torch.randn(TB, GATES[case.mode] * H, device="cuda", dtype=dtype)
         one_h, one_d = h[: case.B], d[: case.B]
 
         def large(w_ih: Tensor = w_ih, x: Tensor = x, h: Tensor = h, d: Tensor = d) -> None:
@@ -211,14 +221,14 @@ def environment() -> dict[str, Any]:
 
 
 def fixed_row(
-    size: tuple[int, int, int, int], kind: str, layers: int, names: list[str], repeats: int
+    mode: str, size: tuple[int, int, int, int], kind: str, layers: int, names: list[str], repeats: int
 ) -> dict[str, Any]:
     """One line of the table: all variants at T = L0."""
-    case = Case(size, kind, layers, size[0])
+    case = Case(mode, size, kind, layers, size[0])
     T = size[0]
     links = torch.full((T,), 1.01, dtype=torch.float64)
     links[0] = 0.0
-    row: dict[str, Any] = {"size": size, "kind": kind, "layers": layers, "error": {}, "ms": {}, "MiB": {}}
+    row: dict[str, Any] = {"mode": mode, "size": size, "kind": kind, "layers": layers, "error": {}, "ms": {}, "MiB": {}}
     row["error"]["torch.nn"] = case.gate("torch.nn", kind)
     calls: dict[str, Callable[[], None]] = {"torch.nn": partial(case.theirs, T, None)}
     for name in names:
@@ -235,7 +245,7 @@ def fixed_row(
         row["ms"]["loop"] = milliseconds({"loop": partial(case.ours("loop"), T, links)}, 3, together=1)["loop"]
     row["MiB"] = {name: memory(call) for name, call in calls.items()}
     row["floor_ms"] = floor(case, kind)
-    row["form"] = fused._form(fused._kind(case.x), size[1], size[3], case.x.device)
+    row["form"] = fused._form(mode, fused._kind(case.x), size[1], size[3], case.x.device)
     return row
 
 
@@ -244,7 +254,8 @@ def described(row: dict[str, Any]) -> str:
     ms, memory, error = row["ms"], row["MiB"], row["error"]
     base = ms["torch.nn"]
     parts = [
-        f"{row['layers']} {row['kind']} {row['size']!s:22} torch.nn {base:7.3f} ms {memory['torch.nn']:6.1f} MiB",
+        f"{row['mode']} {row['layers']} {row['kind']} {row['size']!s:22}",
+        f"torch.nn {base:7.3f} ms {memory['torch.nn']:6.1f} MiB",
         f"floor {row['floor_ms'] / base:.2f} [{row['form']}]",
         "device " + "/".join(f"{value:.2f}" for value in row["device_ms"].values()),
     ]
@@ -257,13 +268,13 @@ def described(row: dict[str, Any]) -> str:
 
 
 def random_row(
-    size: tuple[int, int, int, int], kind: str, mean: int, count: int, layers: int, lanes: bool
+    mode: str, size: tuple[int, int, int, int], kind: str, mean: int, count: int, lanes: bool
 ) -> dict[str, Any]:
     """The same list of sampled lengths for torch.nn and for us: total time of all segments."""
     lengths, links = lengths_and_links(mean, 4.0, count, 1)
     if lanes:
         links = [each[:, None].expand(-1, size[1]).contiguous() for each in links]
-    case = Case((mean, *size[1:]), kind, layers, max(lengths))
+    case = Case(mode, (mean, *size[1:]), kind, 1, max(lengths))
     calls: dict[str, Callable[[int, Tensor | None], None]] = {"torch.nn": case.theirs, "auto": case.ours("auto")}
     for call in calls.values():
         for n in sorted(set(lengths))[:: max(1, len(set(lengths)) // 12)]:
@@ -278,7 +289,7 @@ def random_row(
             torch.cuda.synchronize()
             total[name] += (time.perf_counter() - begin) * 1e3
     return {
-        "size": (mean, *size[1:]), "kind": kind, "layers": layers, "lengths": count, "lanes": lanes,
+        "mode": mode, "size": (mean, *size[1:]), "kind": kind, "layers": 1, "lengths": count, "lanes": lanes,
         "steps": sum(lengths), "ms": total, "ratio": total["auto"] / total["torch.nn"],
     }  # fmt: skip
 
@@ -292,29 +303,39 @@ def main() -> None:
     parser.add_argument("--output", type=Path, default=Path("layers-gpu.json"))
     parser.add_argument("--repeats", type=int, default=15)
     parser.add_argument("--lengths", type=int, default=200)
-    parser.add_argument("--variants", default="auto,scan,graphs,cudnn")
+    parser.add_argument("--modes", nargs="+", choices=MODES, default=["LSTM"])
+    parser.add_argument(
+        "--variants", help="default: auto,scan,graphs and cudnn, or batched where cudnn serves no links"
+    )
     parser.add_argument("--quick", action="store_true", help="the fixed lengths only")
     arguments = parser.parse_args()
-    names = arguments.variants.split(",")
     result: dict[str, Any] = {"environment": environment(), "fixed": [], "random": []}
-    for layers in (1, 2):
-        for kind in ("bf16", "tf32", "fp32"):
-            for size in SIZES:
-                row = fixed_row(size, kind, layers, names if layers == 1 else ["auto"], arguments.repeats)
-                result["fixed"].append(row)
-                print(described(row), flush=True)
+    for mode in arguments.modes:
+        other = "cudnn" if mode == "LSTM" else "batched"
+        names = (arguments.variants or f"auto,scan,graphs,{other}").split(",")
+        for layers in (1, 2):
+            for kind in ("bf16", "tf32", "fp32"):
+                for size in SIZES:
+                    row = fixed_row(mode, size, kind, layers, names if layers == 1 else ["auto"], arguments.repeats)
+                    result["fixed"].append(row)
+                    print(described(row), flush=True)
+                    arguments.output.write_text(json.dumps(result, indent=1))
+        if not arguments.quick:
+            for kind in ("bf16", "tf32", "fp32"):
+                for size, mean, lanes in sampled():
+                    result["random"].append(random_row(mode, size, kind, mean, arguments.lengths, lanes))
+                    print(result["random"][-1], flush=True)
                 arguments.output.write_text(json.dumps(result, indent=1))
-    if not arguments.quick:
-        for kind in ("bf16", "tf32", "fp32"):
-            for size in SIZES:
-                result["random"].append(random_row(size, kind, size[0], arguments.lengths, 1, lanes=False))
-                print(result["random"][-1], flush=True)
-            small, large = SIZES[0], SIZES[1]
-            for mean, size, lanes in ((20, small, False), (200, small, False), (50, small, True), (20, large, True)):
-                result["random"].append(random_row(size, kind, mean, arguments.lengths, 1, lanes))
-                print(result["random"][-1], flush=True)
-            arguments.output.write_text(json.dumps(result, indent=1))
-    summarise(result)
+    for mode in arguments.modes:
+        print(mode)
+        summarise({part: [row for row in result[part] if row["mode"] == mode] for part in ("fixed", "random")})
+
+
+def sampled() -> list[tuple[tuple[int, int, int, int], int, bool]]:
+    """Size, mean length, and whether links are per lane, of the rows of sampled lengths."""
+    small, large = SIZES[0], SIZES[1]
+    rest = [(small, 20, False), (small, 200, False), (small, 50, True), (large, 20, True)]
+    return [(size, size[0], False) for size in SIZES] + rest
 
 
 def summarise(result: dict[str, Any]) -> None:

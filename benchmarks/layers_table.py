@@ -17,6 +17,10 @@ def mean(ratios: list[float]) -> float:
     return math.exp(statistics.fmean(math.log(ratio) for ratio in ratios))
 
 
+def mode_of(row: dict[str, Any]) -> str:
+    return str(row.get("mode", "LSTM"))
+
+
 def cell(row: dict[str, Any], name: str) -> str:
     if name not in row["ms"]:
         return "–" if name not in row["error"] else "red"
@@ -24,7 +28,7 @@ def cell(row: dict[str, Any], name: str) -> str:
 
 
 def fixed(rows: list[dict[str, Any]]) -> list[str]:
-    names = ["auto", "scan", "graphs", "cudnn", "loop"]
+    names = ["auto", "scan", "graphs", "cudnn" if mode_of(rows[0]) == "LSTM" else "batched", "loop"]
     head = [
         "layers",
         "kind",
@@ -87,12 +91,18 @@ def random(rows: list[dict[str, Any]]) -> list[str]:
 def main() -> None:
     result = json.loads(Path(sys.argv[1]).read_text())
     print(", ".join(f"{key} {value}" for key, value in result["environment"].items()) + "\n")
-    print("Forward and backward, T = L0; variants as ratios to torch.nn (cuDNN)\n")
-    print("\n".join(fixed(result["fixed"])))
-    print("\nGeometric means over the eight sizes\n")
-    print("\n".join(means(result["fixed"])))
-    print("\nSampled lengths (alpha = 4), one layer, the same list for both\n")
-    print("\n".join(random(result["random"])))
+    modes = list(dict.fromkeys(map(mode_of, result["fixed"])))
+    for mode in modes:
+        if modes != ["LSTM"]:
+            print(f"## {mode}\n")
+        of_mode = {part: [row for row in result[part] if mode_of(row) == mode] for part in ("fixed", "random")}
+        print("Forward and backward, T = L0; variants as ratios to torch.nn (cuDNN)\n")
+        print("\n".join(fixed(of_mode["fixed"])))
+        print("\nGeometric means over the eight sizes\n")
+        print("\n".join(means(of_mode["fixed"])))
+        if of_mode["random"]:
+            print("\nSampled lengths (alpha = 4), one layer, the same list for both\n")
+            print("\n".join(random(of_mode["random"])))
 
 
 if __name__ == "__main__":

@@ -7,11 +7,12 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.nn.functional import linear
 
+from artbp import link
 from artbp.ops import naive
-from artbp.ops._types import Path
+from artbp.ops._types import GATES, Path, Tensors, Weights
 
-GATES = {"LSTM": 4, "GRU": 3, "RNN_TANH": 1, "RNN_RELU": 1}
 KINDS = ("none", "shared", "lanes", "uncompensated", "compensated lanes")
 
 
@@ -98,6 +99,26 @@ def evaluate(path: Path, problem: Problem, dtype: torch.dtype = torch.float64) -
 def specified(problem: Problem) -> list[Tensor]:
     """What the specification says, in float64."""
     return evaluate(naive.recurrence, problem)
+
+
+def beside(y: Tensor) -> Path:
+    """The specification, its rectifiers on the side of the kink on which they are in y.
+
+    Rounding may push a unit across, and on the other side the derivative is another one.
+    """
+
+    def recurrence(mode: str, x: Tensor, hx: Tensors, weights: Weights, links: Tensor | None) -> tuple[Tensor, Tensors]:
+        if mode != "RNN_RELU":
+            return naive.recurrence(mode, x, hx, weights, links)
+        (h,), (w_ih, w_hh, b_ih, b_hh) = hx, weights
+        outputs = []
+        for t in range(x.shape[0]):
+            h = h if links is None else link(h, links[t])
+            h = (linear(x[t], w_ih, b_ih) + linear(h, w_hh, b_hh)) * (y[t] > 0)
+            outputs.append(h)
+        return torch.stack(outputs), (h,)
+
+    return recurrence
 
 
 def distance(found: list[Tensor], expected: list[Tensor]) -> float:

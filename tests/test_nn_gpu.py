@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import copy
+from dataclasses import replace
 
 import pytest
 import torch
 
 import artbp
-from artbp.ops import dispatch
+from artbp.ops import _types, dispatch
 
 pytestmark = [
     pytest.mark.skipif(not torch.cuda.is_available(), reason="these layers run on a CUDA GPU, and none is here"),
@@ -16,6 +17,18 @@ pytestmark = [
 ]
 
 MODES = {"LSTM": "LSTM", "GRU": "GRU", "RNN": "RNN_TANH"}
+
+
+@pytest.fixture(params=["as it is", "fused for every mode"])
+def table(request, monkeypatch):
+    """The table of paths, and one whose fused path comes first for every mode that it serves."""
+    if request.param != "as it is":
+        rules = [replace(rule, modes=_types.MODES) if rule.path == "fused" else rule for rule in dispatch.TABLE]
+        monkeypatch.setattr(dispatch, "TABLE", tuple(rules))
+    dispatch.forget()
+    yield request.param
+    monkeypatch.undo()
+    dispatch.forget()
 
 
 def gradients(layer, x, arriving, links):
@@ -29,7 +42,7 @@ def gradients(layer, x, arriving, links):
 @pytest.mark.parametrize("units", [48, 200])
 @pytest.mark.parametrize("name", MODES)
 @pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float32, 1e-3), (torch.bfloat16, 1.5e-2)])
-def test_layers_are_those_of_float64(name, dtype, tolerance, units):
+def test_layers_are_those_of_float64(name, dtype, tolerance, units, table):
     """Two layers, links per lane, cuts in one lane and in all. The tolerance of float32 is TF32's."""
     torch.manual_seed(0)
     layer = getattr(artbp.nn, name)(24, units, 2).to(dtype)
@@ -41,12 +54,12 @@ def test_layers_are_those_of_float64(name, dtype, tolerance, units):
     found = gradients(copy.deepcopy(layer).cuda(), x.cuda(), arriving.cuda(), links)
     for one, other in zip(found, expected, strict=True):
         assert (one.double().cpu() - other).norm() <= tolerance * other.norm()
-    if name == "LSTM":
+    if name == "LSTM" or table != "as it is":
         assert dispatch.choose(MODES[name], x.cuda(), units, False, links) == "fused"
 
 
 @pytest.mark.parametrize("name", MODES)
-def test_a_backward_called_inside_autocast_is_the_forwards(name):
+def test_a_backward_called_inside_autocast_is_the_forwards(name, table):
     torch.manual_seed(0)
     layer = getattr(artbp.nn, name)(24, 64).cuda()
     x, links = torch.randn(40, 5, 24, device="cuda"), torch.full((40,), 1.01, dtype=torch.float64)
@@ -58,10 +71,11 @@ def test_a_backward_called_inside_autocast_is_the_forwards(name):
         torch.testing.assert_close(one, other, rtol=1e-6, atol=1e-6)
 
 
+@pytest.mark.parametrize("name", MODES)
 @pytest.mark.parametrize("inside", [False, True])
-def test_autocast_and_lengths_of_every_kind(inside):
+def test_autocast_and_lengths_of_every_kind(inside, name, table):
     """Outputs in bf16, gradients of float32 parameters in float32, and no length that needs another capture."""
-    layer = artbp.nn.LSTM(24, 64).cuda()
+    layer = getattr(artbp.nn, name)(24, 64).cuda()
     x = torch.randn(40, 5, 24, device="cuda")
     for T in (3, 17, 39, 40):
         layer.zero_grad()

@@ -18,6 +18,7 @@ import torch
 from torch import Tensor
 
 from artbp.ops import _step_kernels as kernels
+from artbp.ops._types import GATES
 
 SIZES = (64, 32, 16, 8, 4, 2, 1)  # steps per graph
 RUNNERS = 16  # per process; each holds a copy of one recurrent weight and its captured graphs
@@ -28,64 +29,99 @@ _streams: dict[torch.device, tuple[torch.cuda.Stream, Any]] = {}  # where graphs
 _used: dict[torch.device, tuple[torch.cuda.Stream, torch.cuda.Event]] = {}  # who ran graphs last, and until when
 
 
-def forward(gates: Tensor, weight: Tensor, y: Tensor, c: Tensor, tf32: bool) -> None:
-    """gates (T, B, 4H): in, the input's share; out, activated. y, c (T+1, B, H): in, row 0; out, all rows."""
-    T, B, H = gates.shape[0], gates.shape[1], y.shape[2]
-    with _runner("forward", B, H, weight, tf32) as runner:
+def forward(
+    mode: str,
+    kind: str,
+    gates: Tensor | None,
+    weight: Tensor,
+    h0: Tensor,
+    c0: Tensor | None,
+    y: Tensor,
+    c: Tensor | None,
+    hn: Tensor,
+    cn: Tensor | None,
+) -> None:
+    """Fill y and c, hn and cn. gates (T, B, 4H): in, the input's share; out, the slots. A plain cell has them in y."""
+    y[0] = h0
+    if c is not None and c0 is not None:
+        c[0] = c0
+    with _runner(mode, "forward", y.shape[1], y.shape[2], weight, kind) as runner:
         runner.weight.copy_(weight)
-        runner.hidden.copy_(y[0])
-        kernels.write_table[(1,)](runner.table, 0, gates, c, y, y, y, c, 0, 0)
-        runner.run(T)
+        runner.hidden.copy_(h0)
+        if runner.carried is not None:
+            runner.carried.copy_(h0)
+        gates, states = y if gates is None else gates, y if c is None else c
+        kernels.write_table[(1,)](runner.table, 0, gates, states, y, y, y, states, 0, 0)
+        runner.run(y.shape[0] - 1)
+    hn.copy_(y[-1])
+    if c is not None and cn is not None:
+        cn.copy_(c[-1])
 
 
 def backward(
-    gates: Tensor,
+    mode: str,
+    kind: str,
+    gates: Tensor | None,
     weight: Tensor,
-    c: Tensor,
+    states: Tensor,
     dy: Tensor,
     dhn: Tensor | None,
     dcn: Tensor | None,
     dgates: Tensor,
+    dh0: Tensor,
+    dc0: Tensor | None,
     links: Tensor,
-    tf32: bool,
-) -> tuple[Tensor, Tensor]:
-    """The adjoints of the initial states in fp32, before links[0]; dgates (T, B, 4H) is filled.
-
-    links: (T+1, 1 or B) fp32 on the device, the last row one.
-    """
-    T, B, H = gates.shape[0], gates.shape[1], dy.shape[2]
+) -> None:
+    """Fill dgates, dh0 and dc0. states: c of an LSTM, y of the others; links: (T+1, 1 or B), the last row one."""
+    T, B, H = dy.shape
     lane = 1 if links.shape[1] > 1 else 0
-    with _runner("backward", B, H, weight, tf32) as runner:
+    with _runner(mode, "backward", B, H, weight, kind) as runner:
         runner.weight.copy_(weight)
-        for buffer, arriving in ((runner.product, dhn), (runner.cell, dcn)):
+        for buffer, arriving in ((runner.product, dhn), (runner.carried, dcn)):
+            if buffer is None:
+                continue
             if arriving is None:
                 buffer.zero_()
             else:
                 buffer.copy_(arriving)
-        kernels.write_table[(1,)](runner.table, T - 1, gates, c, c, dy, dgates, links, links.stride(0), lane)
+        gates = states if gates is None else gates
+        kernels.write_table[(1,)](runner.table, T - 1, gates, states, states, dy, dgates, links, links.stride(0), lane)
         runner.run(T)
-        return runner.product.clone(), runner.cell.clone()
+        first = links[0].unsqueeze(1)  # (1 or B, 1)
+        dh = runner.product
+        if mode == "GRU" and runner.carried is not None:
+            dh = dh + runner.carried
+        dh0.copy_(torch.where(first == 0, 0.0, dh * first))
+        if dc0 is not None and runner.carried is not None:
+            dc0.copy_(torch.where(first == 0, 0.0, runner.carried * first))
 
 
 class _Runner:
-    """Buffers of one direction, shape and precision, and the graphs over them."""
+    """Buffers of one mode, direction, shape and precision, and the graphs over them."""
 
-    def __init__(self, direction: str, B: int, H: int, like: Tensor) -> None:
+    def __init__(self, mode: str, direction: str, B: int, H: int, like: Tensor) -> None:
         self.B, self.H = B, H
         device, single = like.device, torch.float32
-        self.weight = torch.empty_like(like, memory_format=torch.contiguous_format)  # (4H, H)
+        rows = like.shape[0]  # of the weight: GATES · H
+        self.weight = torch.empty_like(like, memory_format=torch.contiguous_format)  # (rows, H)
         self.table = torch.zeros(kernels.TABLE_SIZE, device=device, dtype=torch.int64)
         self.block = min(512, 1 << (H - 1).bit_length())
-        self.warps = max(1, self.block // 128)
+        self.options = {
+            "MODE": mode, "GATES": GATES[mode], "H": H, "BLOCK": self.block, "num_warps": max(1, self.block // 128)
+        }  # fmt: skip
         self.sign = 1 if direction == "forward" else -1
+        self.carried: Tensor | None = None  # between steps, beside h: of an LSTM in the backward, of a GRU in both
         self.step: Callable[[int], None]
         if direction == "forward":
             self.hidden = like.new_zeros((B, H))
-            self.product = torch.empty((B, 4 * H), device=device, dtype=single)
+            self.product = torch.empty((B, rows), device=device, dtype=single)
+            if mode == "GRU":
+                self.carried = torch.zeros((B, H), device=device, dtype=single)
             self.step = self._forward_step
         else:
-            self.cell = torch.zeros((B, H), device=device, dtype=single)
-            self.later = like.new_zeros((B, 4 * H))
+            if GATES[mode] > 1:
+                self.carried = torch.zeros((B, H), device=device, dtype=single)
+            self.later = like.new_zeros((B, rows))
             self.product = torch.zeros((B, H), device=device, dtype=single)
             self.step = self._backward_step
         self.graphs: dict[int, torch.cuda.CUDAGraph] = {}
@@ -105,15 +141,14 @@ class _Runner:
 
     def _forward_step(self, offset: int) -> None:
         _product(self.hidden, self.weight.t(), self.product)
-        kernels.lstm_forward_step[self._grid()](
-            self.table, offset, self.product, self.hidden, self.B, H=self.H, BLOCK=self.block, num_warps=self.warps
+        kernels.forward_step[self._grid()](
+            self.table, offset, self.product, self.hidden, self.carried, self.B, **self.options
         )
 
     def _backward_step(self, offset: int) -> None:
-        kernels.lstm_backward_step[self._grid()](
-            self.table, -offset, self.product, self.cell, self.later, self.B, H=self.H, BLOCK=self.block,
-            num_warps=self.warps,
-        )  # fmt: skip
+        kernels.backward_step[self._grid()](
+            self.table, -offset, self.product, self.carried, self.later, self.B, **self.options
+        )
         _product(self.later, self.weight, self.product)
 
     def _grid(self) -> tuple[int, int]:
@@ -129,8 +164,8 @@ class _Runner:
         B, H = self.B, self.H
         wide = self.weight.new_zeros((1, B, 4 * H))
         narrow = self.weight.new_zeros((2, B, H))
-        cells = torch.zeros((2, B, H), device=wide.device)
-        kernels.write_table[(1,)](self.table, 0, wide, cells, narrow, narrow, wide, cells, 0, 0)
+        states = torch.zeros((2, B, H), device=wide.device)  # fp32: large enough for whatever they are
+        kernels.write_table[(1,)](self.table, 0, wide, states, narrow, narrow, wide, states, 0, 0)
         self._steps(1)
 
     def _capture(self, size: int) -> torch.cuda.CUDAGraph:
@@ -153,19 +188,19 @@ class _Runner:
 
 
 @contextmanager
-def _runner(direction: str, B: int, H: int, weight: Tensor, tf32: bool) -> Iterator[_Runner]:
+def _runner(mode: str, direction: str, B: int, H: int, weight: Tensor, kind: str) -> Iterator[_Runner]:
     """The runner of a shape for the time of one call: calls are issued one after the other, streams wait in turn."""
     device = weight.device
     if torch.cuda.is_current_stream_capturing():
-        yield _Runner(direction, B, H, weight)  # its buffers belong to the graph that is being captured
+        yield _Runner(mode, direction, B, H, weight)  # its buffers belong to the graph that is being captured
         return
     with _lock:
         stream = torch.cuda.current_stream(device)
         if device in _used and _used[device][0] != stream:
             stream.wait_event(_used[device][1])
-        key = (direction, B, H, weight.dtype, tf32, device)
+        key = (mode, direction, B, H, kind, device)
         if key not in _runners:
-            runner = _Runner(direction, B, H, weight)
+            runner = _Runner(mode, direction, B, H, weight)
             runner.warm_up()
             _runners[key] = runner
         _runners.move_to_end(key)

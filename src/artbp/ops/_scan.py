@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from artbp.ops._types import Tensors
+from artbp.ops._types import GATES
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,7 +23,7 @@ class Blocks:
     hold: bool  # the weight in registers for the whole sequence
 
 
-def blocks(direction: str, kind: str, B: int, H: int, device: torch.device) -> Blocks | None:
+def blocks(mode: str, direction: str, kind: str, B: int, H: int, device: torch.device) -> Blocks | None:
     """The smallest programs of which all fit the chip at once (more, smaller ones read more in parallel), or None."""
     processors = _processors(device)
     for lanes, units in ((16, 16), (32, 16), (16, 32), (64, 16), (32, 32)):
@@ -31,15 +31,22 @@ def blocks(direction: str, kind: str, B: int, H: int, device: torch.device) -> B
             break
     else:
         return None
-    whole = max(16, 1 << (H - 1).bit_length())
-    room, inner, wide, narrow = _INNER[direction, kind]
+    whole = max(16, 1 << (part(mode, H) - 1).bit_length())
+    # A plain cell sums in parts in both directions, as the others do in the backward only.
+    room, inner, wide, narrow = _INNER["backward" if GATES[mode] == 1 else direction, kind]
     if lanes == units == 16 and whole <= room:
         return Blocks(lanes, units, whole, wide if whole == room else 4, hold=True)
     return Blocks(lanes, units, min(whole, inner), max(narrow, 8 if lanes == 64 else 4), hold=False)
 
 
-# Per direction and arithmetic: up to which H a program holds its share of the weight, the length of a turn of the sum
-# beyond it, and the warps of a program in either case. Measured on an H200 (results/layers-h200).
+def part(mode: str, H: int) -> int:
+    """How far each of the parts of a product's sum goes: over a gate, or a quarter of the units of a plain cell."""
+    return H if GATES[mode] > 1 else -(-H // 64) * 16
+
+
+# Per direction and arithmetic: up to which length of a part a program holds its share of the weight, the length of a
+# turn of the sum beyond it, and the warps of a program in either case. Measured on an H200 for the LSTM
+# (results/layers-h200); GRU and RNN take over what was best there.
 _INNER = {
     ("forward", "bf16"): (512, 128, 4, 4),
     ("forward", "tf32"): (256, 64, 4, 8),
@@ -56,9 +63,11 @@ def _processors(device: torch.device) -> int:
 
 
 @cache
-def _launch(direction: str, kind: str, B: int, H: int, device: torch.device) -> tuple[tuple[int, int], dict[str, Any]]:
+def _launch(
+    mode: str, direction: str, kind: str, B: int, H: int, device: torch.device
+) -> tuple[tuple[int, int], dict[str, Any]]:
     """The grid and the options of a scan."""
-    shape = blocks(direction, kind, B, H, device)
+    shape = blocks(mode, direction, kind, B, H, device)
     if shape is None:
         raise ValueError(
             f"a batch of {B} and a hidden size of {H} do not fit the {_processors(device)} multiprocessors of this GPU "
@@ -66,10 +75,13 @@ def _launch(direction: str, kind: str, B: int, H: int, device: torch.device) -> 
         )
     grid = (-(-H // shape.units), -(-B // shape.lanes))
     options: dict[str, Any] = {
+        "MODE": mode,
+        "GATES": GATES[mode],
         "H": H,
         "BLOCK_B": shape.lanes,
         "BLOCK_H": shape.units,
         "BLOCK_K": shape.inner,
+        "PART": part(mode, H),
         "PRECISION": "tf32x3" if kind == "fp32" else "tf32",  # three TF32 products make an fp32 one
         "ROUND": kind == "tf32",
         "SYNC": grid[0] > 1,
@@ -83,56 +95,73 @@ def _launch(direction: str, kind: str, B: int, H: int, device: torch.device) -> 
 
 
 def forward(
-    gates: Tensor, weight: Tensor, h0: Tensor, c0: Tensor, y: Tensor, c: Tensor, hn: Tensor, cn: Tensor, kind: str
+    mode: str,
+    kind: str,
+    gates: Tensor | None,
+    weight: Tensor,
+    h0: Tensor,
+    c0: Tensor | None,
+    y: Tensor,
+    c: Tensor | None,
+    hn: Tensor,
+    cn: Tensor | None,
 ) -> None:
+    """Fill y and c, hn and cn, from the input's share in gates, or in y of a plain cell (see `_scan_kernels`)."""
     from artbp.ops import _scan_kernels as kernels
 
-    T, B, H = gates.shape[0], gates.shape[1], y.shape[2]
-    grid, options = _launch("forward", kind, B, H, y.device)
+    T, B, H = y.shape[0] - 1, y.shape[1], y.shape[2]
+    grid, options = _launch(mode, "forward", kind, B, H, y.device)
     counters = torch.zeros(grid[1], device=y.device, dtype=torch.int32)
     weight = _rounded(weight, options)
-    _start(kernels.lstm_forward_scan, grid, (gates, weight, h0, c0, y, c, hn, cn, counters), (T, B), options)
+    _start(kernels.forward_scan, grid, (gates, weight, h0, c0, y, c, hn, cn, counters), (T, B), options)
 
 
 def backward(
-    gates: Tensor,
+    mode: str,
+    kind: str,
+    gates: Tensor | None,
     weight: Tensor,
-    c: Tensor,
+    states: Tensor,
     dy: Tensor,
     dhn: Tensor | None,
     dcn: Tensor | None,
     dgates: Tensor,
     dh0: Tensor,
-    dc0: Tensor,
+    dc0: Tensor | None,
     links: Tensor,
-    kind: str,
 ) -> None:
+    """Fill dgates, dh0 and dc0. states: c of an LSTM, y of the others; links: (T+1, 1 or B), the last row one."""
     from artbp.ops import _scan_kernels as kernels
 
-    T, B, H = gates.shape[0], gates.shape[1], dy.shape[2]
-    grid, options = _launch("backward", kind, B, H, dy.device)
+    T, B, H = dy.shape
+    grid, options = _launch(mode, "backward", kind, B, H, dy.device)
     counters = torch.zeros(grid[1], device=dy.device, dtype=torch.int32)
     weight = _rounded(weight, options)
     lane = 1 if links.shape[1] > 1 else 0
     has_dh, has_dc = int(dhn is not None), int(dcn is not None)
     arriving = dh0 if dhn is None else dhn, dc0 if dcn is None else dcn
-    tensors = gates, weight, c, dy, dgates, *arriving, dh0, dc0, links, counters
+    tensors = gates, weight, states, dy, dgates, *arriving, dh0, dc0, links, counters
     numbers = T, B, links.stride(0), lane, has_dh, has_dc
-    _start(kernels.lstm_backward_scan, grid, tensors, numbers, options)
+    _start(kernels.backward_scan, grid, tensors, numbers, options)
 
 
 _compiled: dict[tuple[Any, ...], Any] = {}
 
 
 def _start(
-    kernel: Any, grid: tuple[int, int], tensors: Tensors, numbers: tuple[int, ...], options: dict[str, Any]
+    kernel: Any,
+    grid: tuple[int, int],
+    tensors: tuple[Tensor | None, ...],
+    numbers: tuple[int, ...],
+    options: dict[str, Any],
 ) -> None:
     """Launch a scan; from the second time on without Triton's look at each argument, which takes longer than that.
 
     What it would look for is in the key; numbers are not specialised on, and all addresses are multiples of 16.
     """
-    aligned = all(tensor.data_ptr() % 16 == 0 for tensor in tensors)
-    key = (kernel.__name__, tensors[0].device, *(tensor.dtype for tensor in tensors), *options.values())
+    given = [tensor for tensor in tensors if tensor is not None]  # which these are, the mode among the options says
+    aligned = all(tensor.data_ptr() % 16 == 0 for tensor in given)
+    key = (kernel.__name__, given[0].device, *(tensor.dtype for tensor in given), *options.values())
     compiled = _compiled.get(key) if aligned else None
     if compiled is not None:
         constants = [options[name] for name in _CONSTANTS]
@@ -144,15 +173,15 @@ def _start(
 
 
 # In the order of the kernels' signatures.
-_CONSTANTS = ("H", "BLOCK_B", "BLOCK_H", "BLOCK_K", "PRECISION", "ROUND", "SYNC", "HOLD")
+_CONSTANTS = ("MODE", "GATES", "H", "BLOCK_B", "BLOCK_H", "BLOCK_K", "PART", "PRECISION", "ROUND", "SYNC", "HOLD")
 
 
 def _rounded(weight: Tensor, options: dict[str, Any]) -> Tensor:
     """The weight as TF32 sees it; a program that holds its share rounds that by itself."""
-    from artbp.ops import _scan_kernels as kernels
+    from artbp.ops import _scan_products as products
 
     if not options["ROUND"] or options["HOLD"]:
         return weight
     rounded = torch.empty_like(weight)
-    kernels.round_weight[(-(-weight.numel() // 1024),)](weight, rounded, weight.numel(), BLOCK=1024)
+    products.round_weight[(-(-weight.numel() // 1024),)](weight, rounded, weight.numel(), BLOCK=1024)
     return rounded

@@ -14,6 +14,7 @@ Tensors = tuple[Tensor, ...]
 Weights = tuple[Any, ...]  # (w_ih, w_hh, b_ih | None, b_hh | None[, w_hr])
 Gradients = tuple[Tensor | None, ...]
 MODES = ("LSTM", "GRU", "RNN_TANH", "RNN_RELU")
+GATES = {"LSTM": 4, "GRU": 3, "RNN_TANH": 1, "RNN_RELU": 1}  # rows of W_ih and W_hh for each hidden unit
 
 
 class Path(Protocol):

@@ -116,7 +116,7 @@ TABLE = (
         "fused",
         "cuda",
         (torch.float32, torch.bfloat16),
-        ("LSTM",),
+        ("LSTM",),  # it serves all MODES; GRU and RNN: right in the interpreter, not yet timed on a GPU
         projected=False,
         pays=_fused_here,
         evidence="On an H200 0.2 to 0.8 of cuDNN's time, 1.0 to 1.2 where cuDNN keeps a small weight on the chip.",
