@@ -202,16 +202,21 @@ def _on_device(links: Tensor | None, y: Tensor) -> Tensor:
     return host.to(y.device, non_blocking=True)
 
 
-_captured: list[Tensor] = []
+_captured: list[Tensor] = []  # what a user's graph reads wherever it is: never freed
 _all_ones: dict[tuple[torch.device, torch.dtype], Tensor] = {}
 
 
 def _ones(device: torch.device, dtype: torch.dtype, count: int) -> Tensor:
     ones = _all_ones.get((device, dtype))
     if ones is None or ones.shape[0] < count:
-        ones = torch.ones(1 << (count - 1).bit_length(), device=device, dtype=dtype)
-        if not torch.cuda.is_current_stream_capturing():
-            _all_ones[device, dtype] = ones
+        more = torch.ones(1 << (count - 1).bit_length(), device=device, dtype=dtype)
+        if torch.cuda.is_current_stream_capturing():
+            return more[:count]  # a graph's own
+        if more.is_cuda:
+            torch.cuda.current_stream(device).synchronize()  # from here on any stream may read them
+        if ones is not None:
+            _captured.append(ones)  # perhaps
+        ones = _all_ones[device, dtype] = more
     return ones[:count]
 
 
