@@ -13,6 +13,7 @@ def test_ones_that_a_captured_graph_may_read_are_never_freed(monkeypatch):
     """It has their address; a longer call replaces them."""
     monkeypatch.setattr(fused, "_all_ones", {})
     monkeypatch.setattr(fused, "_captured", [])
+    monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: False)
     cpu = torch.device("cpu")
     assert torch.equal(fused._ones(cpu, torch.float32, 3), torch.ones(3))
     first = weakref.ref(fused._all_ones[cpu, torch.float32])
