@@ -122,6 +122,7 @@ def _child(arguments: list[str], there: Any, faults: dict[str, Any]) -> None:
     from artbp import cli
 
     torch.set_num_threads(1)
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell has it ignored in what it runs in the background
     sys.modules["artbp.train.figures"] = SimpleNamespace(draw=lambda folders: [])  # type: ignore[assignment]
     out, err = io.StringIO(), io.StringIO()
     status = 99

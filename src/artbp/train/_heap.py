@@ -15,8 +15,9 @@ def keep_freed_memory() -> bool:
 
     glibc returns large blocks to the system as soon as they are freed, and the system hands every page out anew, by a
     page fault and full of zeros. With segments of one length it soon learns better; with random lengths it does so
-    after every longer one, and a CPU spends a fifth of its time there. The process holds what its longest segment took,
-    which is the memory it needs anyway. This concerns the whole process, so the command does it and no library call.
+    after every longer one, and blocks beyond 32 MiB go back always (what that costs: results/train-cpu). The process
+    holds what its longest segment took, which is the memory it needs anyway. This concerns the whole process, so the
+    command does it and no library call.
     """
     if not sys.platform.startswith("linux"):
         return False
