@@ -128,12 +128,12 @@ def main() -> None:
         ]
         print(table(fresh), flush=True)
         rows += fresh
-    if options.out is not None:
-        options.out.mkdir(parents=True, exist_ok=True)
-        command = " ".join(["python", *sys.argv])
-        document = {"command": command, "environment": environment(), "rows": [asdict(row) for row in rows]}
-        (options.out / "threshold.json").write_text(json.dumps(document, indent=1) + "\n")
-        (options.out / "threshold.txt").write_text(table(rows) + "\n")
+        if options.out is not None:  # after each group, for the large ones take long
+            options.out.mkdir(parents=True, exist_ok=True)
+            command = " ".join(["python", *sys.argv])
+            document = {"command": command, "environment": environment(), "rows": [asdict(row) for row in rows]}
+            (options.out / "threshold.json").write_text(json.dumps(document, indent=1) + "\n")
+            (options.out / "threshold.txt").write_text(table(rows) + "\n")
 
 
 if __name__ == "__main__":

@@ -40,7 +40,8 @@ def _onednn_here(problem: Problem) -> bool:
     if not _onednn_enabled() or problem.x.numel() == 0:
         return False
     steps = problem.steps_a_window(lambda links: coded_windows(links, problem.x.shape[1], problem.x.device))
-    return steps >= (4 if steps == problem.x.shape[0] else 8)
+    several = 16 if problem.x.shape[1] == 1 else 8
+    return steps >= (4 if steps == problem.x.shape[0] else several)
 
 
 def _fused_here(problem: Problem) -> bool:
@@ -107,10 +108,10 @@ TABLE = (
         ("LSTM",),
         projected=False,
         pays=_onednn_here,
-        evidence="oneDNN's LSTM takes 0.4 to 1.1 of the batched path's time for one window of 64 steps, 0.5 to 1.1 for"
-        " one of 4 to 16 up to 256 units (0.9 to 1.6 at 1000: a rough look, noisy); of several windows, 0.75 to 1.0 at"
-        " 8 steps each, 0.9 to 1.7 at 4. A window holds a stretch between shared cuts, or three cuts of every"
-        " lane, or of the only one.",
+        evidence="oneDNN's LSTM takes 0.2 to 0.8 of the batched path's time for one window of 64 steps, 0.4 to 1.0 for"
+        " one of 16, 0.6 to 1.3 for 8, 0.7 to 1.7 for 4; of several windows, 0.7 to 1.1 at 8 steps each and 1.0 to 1.5"
+        " at 4, but for a single lane 0.8 to 1.3 at 16 and 1.2 to 1.9 at 8. A window holds a stretch between shared"
+        " cuts, or some three cuts of every lane.",
     ),
     Rule(
         "fused",
