@@ -235,11 +235,15 @@ def test_without_gradients_the_stock_forward_runs(name: str, options: dict[str, 
 def test_outputs_may_be_changed_in_place(name: str, options: dict[str, Any]) -> None:
     """As torch.nn's may, before anyone reads them."""
     ours, _ = build(name, options)
-    x = torch.randn(6, 2, 3, dtype=torch.float64)
-    _, state = ours(x, links=uneven_links(6))
+    x, links = torch.randn(6, 2, 3, dtype=torch.float64), uneven_links(6)
+    _, state = ours(x, links=links)
     for part in as_tuple(state):
         part.mul_(2.0)
     sum(part.sum() for part in as_tuple(state)).backward()
+    _, state = ours(x, links=links)
+    expected = torch.autograd.grad(sum(part.sum() for part in as_tuple(state)), list(ours.parameters()))
+    for parameter, once in zip(ours.parameters(), expected, strict=True):
+        torch.testing.assert_close(parameter.grad, 2 * once)
 
 
 @layers

@@ -69,9 +69,9 @@ def _command(options: Options, held: ExitStack) -> int:
     import torch  # what is slow begins here
 
     from artbp.train._heap import keep_freed_memory
+    from artbp.train._signals import signals
     from artbp.train.corpus import CorpusError
     from artbp.train.group import Group, GroupError, Launched, ToldError
-    from artbp.train.session import signals
 
     keep_freed_memory()
     group: Group = Group()

@@ -4,14 +4,10 @@ from __future__ import annotations
 
 import math
 import os
-import signal
 import sys
-import threading
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from pathlib import Path
-from types import FrameType
 from typing import Any
 
 import torch
@@ -42,8 +38,6 @@ class StoppedError(Exception):
 
 # What a checkpoint and config.json may differ in: where the text is (it has a digest), and what follows from the rest.
 _FREE = ("corpus", "ptb", "digest", "estimator")
-# Ctrl-C under torchrun, or another program that hands signals on, comes twice: from the terminal, and from there.
-_ECHO = 1.0  # seconds
 
 
 class Session:
@@ -389,30 +383,3 @@ def _forget_peak(device: torch.device) -> None:
 
 def _processes(number: int) -> str:
     return "one process" if number == 1 else f"{number} processes"
-
-
-@contextmanager
-def signals() -> Iterator[list[int]]:
-    """Inside, SIGINT and SIGTERM raise nothing and are put into the list; a second Ctrl-C is as usual."""
-    came: list[int] = []
-    if threading.current_thread() is not threading.main_thread():
-        yield came
-        return
-
-    def note(number: int, frame: FrameType | None) -> None:
-        now = time.monotonic()
-        if number == signal.SIGINT and came and now - first[0] > _ECHO:
-            signal.signal(number, before[number])
-            signal.raise_signal(number)
-        came.append(number)
-        first.append(now)
-
-    first: list[float] = []
-    before: dict[int, Any] = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
-    for number in before:
-        signal.signal(number, note)
-    try:
-        yield came
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
